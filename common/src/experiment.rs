@@ -1,0 +1,270 @@
+//! The validated experiment: what a spec becomes once every rule held, and what a registration freezes.
+//!
+//! `Registration::canonical` is the canonical form (JSON, keys sorted, no spaces); its SHA-256 names the registration
+//! and every sample carries it. Reading TOML is `spec`'s business; this module knows only the result.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    arm::ArmKind,
+    clock::Micros,
+    digest::Sha256,
+    ids::{ArmName, ExperimentId, HostId, WorkloadName},
+};
+
+/// Version of the canonical form. A change of meaning takes a new number.
+pub const CANONICAL_VERSION: u32 = 1;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Experiment {
+    pub version: u32,
+    pub id: ExperimentId,
+    pub title: String,
+    pub hypothesis: String,
+    pub workload: WorkloadRef,
+    pub limits: Limits,
+    pub design: Design,
+    pub hosts: HostsRule,
+    pub arms: Vec<Arm>,
+    pub metrics: Vec<MetricSpec>,
+    pub bars: Vec<Bar>,
+    pub gates: Gates,
+    /// Runs of this registration end by this long after their start; blocks not done by then are missing.
+    pub deadline_ms: u64,
+}
+
+impl Experiment {
+    pub fn arm(&self, name: &ArmName) -> Option<&Arm> {
+        self.arms.iter().find(|a| &a.name == name)
+    }
+    pub fn metric(&self, metric: Metric) -> Option<&MetricSpec> {
+        self.metrics.iter().find(|m| m.metric == metric)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkloadRef {
+    pub name: WorkloadName,
+    /// Digest of the workload's manifest; pinned by `register` when the spec names none.
+    pub sha256: Option<Sha256>,
+}
+
+/// Declared once, put around the whole tree of every arm, read back in every arm.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// CPU quota in thousandths of a CPU.
+    pub cpu_milli: u32,
+    /// CPUs in the set; which ones is drawn per block.
+    pub cpuset_size: u32,
+    pub memory_bytes: u64,
+    /// What a virtual machine monitor may use beyond its guest's memory; added to `memory_bytes` for QEMU's tree only.
+    pub vmm_memory_overhead_bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Design {
+    /// Measured blocks on every host; a multiple of the Williams square's order so that positions balance.
+    pub blocks_per_host: u32,
+    /// Blocks before the first measured one: run, recorded, never counted.
+    pub warmup_blocks: u32,
+    pub template_builds_per_host: u32,
+    pub seed: u64,
+    pub max_runs: u32,
+    /// A session that is not ready by then has failed.
+    pub ready_timeout_ms: u64,
+    /// Margin of equivalence and size of the positive control, as a fraction: 0.25 means 25 %.
+    pub margin: f64,
+    /// Two-sided error of every interval: 0.05 gives 95 %.
+    pub alpha: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostsRule {
+    /// Named hosts, or empty: any `count` hosts that can run every arm.
+    pub names: Vec<HostId>,
+    pub count: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Arm {
+    pub name: ArmName,
+    pub kind: ArmKind,
+    pub control: Option<Control>,
+    /// For `external` only: program and arguments on the host.
+    pub command: Vec<String>,
+}
+
+/// Arms that test the measurement instead of a mechanism.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Control {
+    /// The same arm under a second name: must never come out different.
+    SameAs { arm: ArmName },
+    /// `arm` with `fraction` of its warm-up median added inside the timed window: must be found slower.
+    Delayed { arm: ArmName, fraction: f64 },
+}
+
+/// What is measured per session. The unit is part of the name in every file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Metric {
+    /// Intended start to the first full answer with a fresh nonce (E3), milliseconds.
+    #[serde(rename = "create_to_ready_ms")]
+    CreateToReady,
+    /// Intended reset of a used session to the first full answer with a fresh nonce, milliseconds.
+    #[serde(rename = "reset_to_ready_ms")]
+    ResetToReady,
+    /// Intended destroy until nothing of the session is observed, milliseconds.
+    #[serde(rename = "destroy_ms")]
+    Destroy,
+    /// CPU time of the group that holds the tool and the session, over create to ready, seconds.
+    #[serde(rename = "create_cpu_s")]
+    CreateCpu,
+}
+
+impl Metric {
+    pub const ALL: [Self; 4] = [Self::CreateToReady, Self::ResetToReady, Self::Destroy, Self::CreateCpu];
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::CreateToReady => "create_to_ready_ms",
+            Self::ResetToReady => "reset_to_ready_ms",
+            Self::Destroy => "destroy_ms",
+            Self::CreateCpu => "create_cpu_s",
+        }
+    }
+    pub fn unit(self) -> &'static str {
+        match self {
+            Self::CreateCpu => "s",
+            _ => "ms",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetricSpec {
+    pub metric: Metric,
+    /// `E1` to `E6`; this workload has E3.
+    pub endpoint: String,
+    /// `K0` to `K6`: where templates are saved.
+    pub position: String,
+    /// For instance `cold as shipped` or `restored steady`, for people.
+    pub base_case: String,
+    pub primary: bool,
+}
+
+/// A threshold on a ratio of two arms, fixed before measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bar {
+    pub name: String,
+    pub metric: Metric,
+    pub numerator: ArmName,
+    pub denominator: ArmName,
+    pub at_most: f64,
+    pub rule: BarRule,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BarRule {
+    /// The upper bound of the ratio's interval meets the bar (the default).
+    Bound,
+    /// The ratio of medians meets the bar, as in the seed records.
+    Median,
+    /// The ratio of 95th percentiles meets the bar.
+    P95,
+}
+
+/// Limits of the environment gates, fixed before the run. Evidence holds the readings; the analysis judges them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gates {
+    /// Steal time over the block, fraction of one CPU.
+    pub max_steal_fraction: f64,
+    /// CPU used outside the run over the block, fraction of one CPU.
+    pub max_outside_cpu_fraction: f64,
+    /// Slowest canary loop of a block over the median of the host's canaries.
+    pub max_canary_ratio: f64,
+    /// Largest step of the wall clock against CLOCK_MONOTONIC_RAW within a block.
+    pub max_clock_step_ms: f64,
+    /// Between samples zombies, dying cgroups and namespaces must be gone by then.
+    pub settle_timeout_ms: u64,
+    /// More voided blocks than this fraction makes the run invalid.
+    pub max_void_fraction: f64,
+}
+
+/// What a run executes: stored append-only before the first sample.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Registration {
+    pub sha256: Sha256,
+    pub canonical: String,
+    pub experiment: Experiment,
+    pub registered_at: Micros,
+}
+
+impl Registration {
+    /// Freezes an experiment. Fails only if a number in it is not finite, which validation has refused before.
+    pub fn freeze(experiment: Experiment, registered_at: Micros) -> Result<Self, serde_json::Error> {
+        // serde_json's Map is sorted by key, so a pass through Value gives the canonical order.
+        let value = serde_json::to_value(&experiment)?;
+        let canonical = serde_json::to_string(&value)?;
+        Ok(Self { sha256: Sha256::of(canonical.as_bytes()), canonical, experiment, registered_at })
+    }
+
+    /// Reads a canonical form back; refuses one whose digest is not `expected`.
+    pub fn thaw(canonical: &str, expected: Sha256, registered_at: Micros) -> Result<Self, ThawError> {
+        let got = Sha256::of(canonical.as_bytes());
+        if got != expected {
+            return Err(ThawError::Digest { expected, got });
+        }
+        let experiment = serde_json::from_str(canonical).map_err(ThawError::Shape)?;
+        Ok(Self { sha256: got, canonical: canonical.to_owned(), experiment, registered_at })
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ThawError {
+    #[error("the registration's canonical form has SHA-256 {got}, not {expected}")]
+    Digest { expected: Sha256, got: Sha256 },
+    #[error("the registration's canonical form is not an experiment of version {CANONICAL_VERSION}")]
+    Shape(#[source] serde_json::Error),
+}
+
+/// A frozen folder tree: relative path → size and digest. The workload's name is the SHA-256 of its canonical JSON.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkloadManifest {
+    pub version: u32,
+    pub files: BTreeMap<String, ManifestFile>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManifestFile {
+    /// `file`, `dir` or `symlink`.
+    pub kind: String,
+    /// Unix permission bits.
+    pub mode: u32,
+    pub bytes: u64,
+    /// Of the content; for a symlink of its target.
+    pub sha256: Sha256,
+    /// Target of a symlink, else empty.
+    pub target: String,
+}
+
+impl WorkloadManifest {
+    pub fn canonical(&self) -> String {
+        serde_json::to_string(self).expect("a map of strings and numbers always serialises")
+    }
+    pub fn sha256(&self) -> Sha256 {
+        Sha256::of(self.canonical().as_bytes())
+    }
+}

@@ -1,0 +1,15 @@
+//! Words that the coordinator, the agent and the analysis share.
+//!
+//! Owns the vocabulary (ids, arms, specs, evidence) and the wire. Knows nothing of runtimes, sockets or the operating
+//! system: everything here is data and pure functions of data and `now`.
+
+pub mod arm;
+pub mod clock;
+pub mod digest;
+pub mod evidence;
+pub mod experiment;
+pub mod failure;
+pub mod ids;
+pub mod machine;
+pub mod telemetry;
+pub mod wire;

@@ -1,0 +1,2 @@
+//! The wire between agents and the coordinator.
+pub mod v1;
