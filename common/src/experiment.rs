@@ -34,6 +34,8 @@ pub struct Experiment {
     pub gates: Gates,
     /// Runs of this registration end by this long after their start; blocks not done by then are missing.
     pub deadline_ms: u64,
+    /// No run may start after this.
+    pub not_after: Option<Micros>,
 }
 
 impl Experiment {
