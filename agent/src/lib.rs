@@ -1,3 +1,5 @@
 //! The host agent: `shim` (the only place that forks), `sys` (what the kernel shows), `ledger` (what is ours), `arms`
 //! and `steps` (what a session is made of), `engine` (applies plans), `measure` (runs blocks and writes evidence),
 //! `spool` (evidence until it is acknowledged), `net` (the link to the coordinator), `setup` (tools of a host).
+
+pub mod probe;

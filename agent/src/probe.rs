@@ -1,0 +1,446 @@
+//! The one prober for all arms: is the guest server of a session alive *now*?
+//!
+//! It owns the client side of the guest's HTTP contract: a readiness probe that counts only when a full answer echoes
+//! the caller's nonce (endpoint E3), and small JSON calls. It runs in the caller's thread and network namespace, opens
+//! one connection per attempt and knows nothing of arms, cgroups or processes: whether the session is still worth
+//! waiting for is the caller's closure.
+//!
+//! Retries are tight because their spacing is the resolution of what is measured: a refused connection costs half a
+//! millisecond in the first second. A SYN that is swallowed (a guest without its address yet) costs one connect
+//! timeout, which starts small and grows, so it never waits for TCP's own retransmission after a second.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddrV4},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    time::Duration,
+};
+
+use drums_common::evidence::Identity;
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, ppoll},
+    sys::{
+        socket::{
+            AddressFamily, MsgFlags, SockFlag, SockType, SockaddrIn, bind, connect, getsockopt, recv, send, setsockopt,
+            socket, sockopt,
+        },
+        time::TimeSpec,
+    },
+    time::{ClockId, clock_gettime},
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+/// The guest's answers are a few hundred bytes; anything near this is not ours.
+pub const MAX_RESPONSE: usize = 1 << 20;
+
+const FIRST_RETRY: Duration = Duration::from_micros(500);
+const LATER_RETRY: Duration = Duration::from_millis(2);
+const TIGHT_FOR_US: u64 = 1_000_000;
+const FIRST_CONNECT: Duration = Duration::from_millis(10);
+const LAST_CONNECT: Duration = Duration::from_millis(100);
+/// A connection that was accepted and then says nothing for so long is dropped and tried afresh.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(1_000);
+/// How often `alive` is asked while a connection is silent.
+const ALIVE_EVERY: Duration = Duration::from_millis(10);
+
+/// Where a session's guest server listens, and how to get there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub address: SocketAddrV4,
+    /// Bind to this link: the only way to tell siblings apart that still share their template's address.
+    pub device: Option<String>,
+    /// Source address, where the routing table would choose a wrong one.
+    pub source: Option<Ipv4Addr>,
+}
+
+impl Target {
+    pub fn new(address: SocketAddrV4) -> Self {
+        Self { address, device: None, source: None }
+    }
+
+    #[must_use]
+    pub fn via(mut self, device: &str, source: Ipv4Addr) -> Self {
+        self.device = Some(device.to_owned());
+        self.source = Some(source);
+        self
+    }
+}
+
+/// What `GET /drums/ready` says. Unknown fields are ignored: the guest may say more than this agent reads.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GuestReady {
+    pub nonce: String,
+    pub ready: bool,
+    pub hostname: String,
+    pub machine_id: String,
+    pub address: String,
+    /// From the guest's userspace stream, hexadecimal.
+    pub random: String,
+    /// Saved state; empty in a session that never was a template.
+    pub state: String,
+    pub guest_sha256: String,
+    /// `cold` or `restored`.
+    pub boot: String,
+}
+
+impl GuestReady {
+    pub fn identity(&self) -> Identity {
+        Identity {
+            hostname: self.hostname.clone(),
+            machine_id: self.machine_id.clone(),
+            address: self.address.clone(),
+            random: self.random.clone(),
+        }
+    }
+}
+
+/// A full answer that echoed the nonce, and when its last byte was here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadyAnswer {
+    /// CLOCK_MONOTONIC_RAW, microseconds.
+    pub ready_us: u64,
+    /// Connections tried, the successful one included.
+    pub attempts: u32,
+    pub guest: GuestReady,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    #[error("{target} gave no full answer within {waited_ms} ms ({attempts} attempts); the last one: {last}")]
+    NotReady { target: SocketAddrV4, waited_ms: u64, attempts: u32, last: String },
+    #[error("the session behind {target} ended while it was probed ({attempts} attempts); the last one: {last}")]
+    Ended { target: SocketAddrV4, attempts: u32, last: String },
+    #[error(
+        "{target} answered for nonce {got:?} instead of {expected:?}: something else than this session's guest server \
+         listens there"
+    )]
+    WrongNonce { target: SocketAddrV4, expected: String, got: String },
+    #[error("open a socket towards {target}{}", .device.as_deref().map(|d| format!(" bound to {d}")).unwrap_or_default())]
+    Socket { target: SocketAddrV4, device: Option<String>, source: io::Error },
+    #[error("{method} {path} at {target}")]
+    Call { target: SocketAddrV4, method: &'static str, path: String, source: CallError },
+}
+
+/// Why one exchange failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    #[error("open a socket")]
+    Socket(#[source] io::Error),
+    #[error("connect: {0}")]
+    Connect(Errno),
+    #[error("connect: no answer within {0:?}")]
+    ConnectTimeout(Duration),
+    #[error("exchange: {0}")]
+    Exchange(Errno),
+    #[error("no full answer within {0:?}")]
+    AnswerTimeout(Duration),
+    #[error("the connection closed after {0} bytes of an incomplete answer")]
+    Cut(usize),
+    #[error("the answer is larger than {MAX_RESPONSE} bytes")]
+    TooLarge,
+    #[error("not an HTTP answer: {0}")]
+    NotHttp(String),
+    #[error("status {status}: {body}")]
+    Status { status: u16, body: String },
+    #[error("the answer's JSON is not as agreed: {0}")]
+    Json(String),
+    #[error("the session ended")]
+    Ended,
+}
+
+/// Now on CLOCK_MONOTONIC_RAW, microseconds.
+pub fn raw_us() -> u64 {
+    // CLOCK_MONOTONIC_RAW exists on every Linux since 2.6.28 and the pointer is ours, so the call cannot fail.
+    let t = clock_gettime(ClockId::CLOCK_MONOTONIC_RAW).unwrap_or(TimeSpec::new(0, 0));
+    t.tv_sec() as u64 * 1_000_000 + t.tv_nsec() as u64 / 1_000
+}
+
+/// Probes `target` until a full answer echoes `nonce`, `deadline_us` (CLOCK_MONOTONIC_RAW) passes, or `alive` says that
+/// waiting is pointless.
+pub fn wait_ready(
+    target: &Target,
+    nonce: &str,
+    deadline_us: u64,
+    alive: &mut dyn FnMut() -> bool,
+) -> Result<ReadyAnswer, ProbeError> {
+    let started = raw_us();
+    let path = format!("/drums/ready?nonce={nonce}");
+    let mut attempts = 0;
+    let mut connect_for = FIRST_CONNECT;
+    let mut last = "none was made".to_owned();
+    loop {
+        let now = raw_us();
+        if now >= deadline_us {
+            let waited_ms = now.saturating_sub(started) / 1_000;
+            return Err(ProbeError::NotReady { target: target.address, waited_ms, attempts, last });
+        }
+        attempts += 1;
+        let left = Duration::from_micros(deadline_us - now);
+        let limits = Patience { connect: connect_for.min(left), answer: ANSWER_TIMEOUT.min(left) };
+        let answer = exchange(target, "GET", &path, None, limits, alive).and_then(|body| {
+            let at = raw_us();
+            json::<GuestReady>(&body).map(|guest| (at, guest))
+        });
+        match answer {
+            Ok((_, guest)) if guest.nonce != nonce => {
+                let (expected, got) = (nonce.to_owned(), guest.nonce);
+                return Err(ProbeError::WrongNonce { target: target.address, expected, got });
+            }
+            Ok((ready_us, guest)) if guest.ready => return Ok(ReadyAnswer { ready_us, attempts, guest }),
+            Ok(_) => last = "the guest server says that it is not ready".to_owned(),
+            Err(CallError::Socket(source)) => {
+                return Err(ProbeError::Socket { target: target.address, device: target.device.clone(), source });
+            }
+            Err(CallError::Ended) => return Err(ProbeError::Ended { target: target.address, attempts, last }),
+            Err(e) => {
+                if let CallError::ConnectTimeout(_) = e {
+                    connect_for = (connect_for * 3 / 2).min(LAST_CONNECT);
+                }
+                last = e.to_string();
+            }
+        }
+        if !alive() {
+            return Err(ProbeError::Ended { target: target.address, attempts, last });
+        }
+        let pause = if raw_us().saturating_sub(started) < TIGHT_FOR_US { FIRST_RETRY } else { LATER_RETRY };
+        let _ = ppoll(&mut [], Some(pause.into()), None);
+    }
+}
+
+/// `GET path`, answer as JSON.
+pub fn get_json<R: DeserializeOwned>(target: &Target, path: &str, timeout: Duration) -> Result<R, ProbeError> {
+    call(target, "GET", path, None, timeout)
+}
+
+/// `POST path` with a JSON body, answer as JSON.
+pub fn post_json<B: Serialize, R: DeserializeOwned>(
+    target: &Target,
+    path: &str,
+    body: &B,
+    timeout: Duration,
+) -> Result<R, ProbeError> {
+    let body = serde_json::to_vec(body).map_err(|e| ProbeError::Call {
+        target: target.address,
+        method: "POST",
+        path: path.to_owned(),
+        source: CallError::Json(e.to_string()),
+    })?;
+    call(target, "POST", path, Some(&body), timeout)
+}
+
+/// One call within `timeout`. Connecting is retried (a refused or swallowed SYN has changed nothing in the guest); a
+/// request that went out is not.
+fn call<R: DeserializeOwned>(
+    target: &Target,
+    method: &'static str,
+    path: &str,
+    body: Option<&[u8]>,
+    timeout: Duration,
+) -> Result<R, ProbeError> {
+    let deadline = raw_us() + timeout.as_micros() as u64;
+    let mut connect_for = FIRST_CONNECT;
+    let result = loop {
+        let left = Duration::from_micros(deadline.saturating_sub(raw_us()));
+        let limits = Patience { connect: connect_for.min(left), answer: left };
+        match exchange(target, method, path, body, limits, &mut || true) {
+            Err(CallError::ConnectTimeout(_)) if raw_us() < deadline => {
+                connect_for = (connect_for * 3 / 2).min(LAST_CONNECT);
+            }
+            Err(CallError::Connect(_)) if raw_us() < deadline => {
+                let _ = ppoll(&mut [], Some(FIRST_RETRY.into()), None);
+            }
+            other => break other,
+        }
+    };
+    result.and_then(|b| json(&b)).map_err(|source| ProbeError::Call {
+        target: target.address,
+        method,
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn json<R: DeserializeOwned>(body: &[u8]) -> Result<R, CallError> {
+    serde_json::from_slice(body)
+        .map_err(|e| CallError::Json(format!("{e} in {:?}", String::from_utf8_lossy(&body[..body.len().min(200)]))))
+}
+
+#[derive(Clone, Copy)]
+struct Patience {
+    connect: Duration,
+    answer: Duration,
+}
+
+/// One connection, one request, one full answer: the body of a 2xx.
+fn exchange(
+    target: &Target,
+    method: &str,
+    path: &str,
+    body: Option<&[u8]>,
+    limits: Patience,
+    alive: &mut dyn FnMut() -> bool,
+) -> Result<Vec<u8>, CallError> {
+    let fd = open(target).map_err(|e| CallError::Socket(e.into()))?;
+    match connect(fd.as_raw_fd(), &SockaddrIn::from(target.address)) {
+        Ok(()) => {}
+        Err(Errno::EINPROGRESS) => {
+            if !wait(&fd, PollFlags::POLLOUT, raw_us() + limits.connect.as_micros() as u64, alive)? {
+                return Err(CallError::ConnectTimeout(limits.connect));
+            }
+            let error = getsockopt(&fd, sockopt::SocketError).map_err(CallError::Connect)?;
+            if error != 0 {
+                return Err(CallError::Connect(Errno::from_raw(error)));
+            }
+        }
+        Err(e) => return Err(CallError::Connect(e)),
+    }
+    let deadline = raw_us() + limits.answer.as_micros() as u64;
+    let mut request = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", target.address);
+    if let Some(b) = body {
+        request.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", b.len()));
+    }
+    request.push_str("\r\n");
+    let mut request = request.into_bytes();
+    request.extend_from_slice(body.unwrap_or_default());
+    let mut sent = 0;
+    while sent < request.len() {
+        match send(fd.as_raw_fd(), &request[sent..], MsgFlags::MSG_NOSIGNAL) {
+            Ok(n) => sent += n,
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => {
+                if !wait(&fd, PollFlags::POLLOUT, deadline, alive)? {
+                    return Err(CallError::AnswerTimeout(limits.answer));
+                }
+            }
+            Err(e) => return Err(CallError::Exchange(e)),
+        }
+    }
+    let mut answer = Vec::with_capacity(1024);
+    let mut chunk = [0; 4096];
+    loop {
+        match recv(fd.as_raw_fd(), &mut chunk, MsgFlags::empty()) {
+            Ok(0) => {
+                return match Answer::parse(&answer)? {
+                    Some(a) => a.finish(&answer, true),
+                    None => Err(CallError::Cut(answer.len())),
+                };
+            }
+            Ok(n) => {
+                answer.extend_from_slice(&chunk[..n]);
+                if answer.len() > MAX_RESPONSE {
+                    return Err(CallError::TooLarge);
+                }
+                if let Some(a) = Answer::parse(&answer)?
+                    && a.complete(&answer)
+                {
+                    return a.finish(&answer, false);
+                }
+            }
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => {
+                if !wait(&fd, PollFlags::POLLIN, deadline, alive)? {
+                    return Err(CallError::AnswerTimeout(limits.answer));
+                }
+            }
+            Err(e) => return Err(CallError::Exchange(e)),
+        }
+    }
+}
+
+fn open(target: &Target) -> nix::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let fd = socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
+    setsockopt(&fd, sockopt::TcpNoDelay, &true)?;
+    if let Some(device) = &target.device {
+        setsockopt(&fd, sockopt::BindToDevice, &device.into())?;
+    }
+    if let Some(source) = target.source {
+        bind(fd.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(source, 0)))?;
+    }
+    Ok(fd)
+}
+
+/// Waits for `flags` until `deadline_us`; false when the time is over.
+fn wait(fd: &OwnedFd, flags: PollFlags, deadline_us: u64, alive: &mut dyn FnMut() -> bool) -> Result<bool, CallError> {
+    loop {
+        let left = Duration::from_micros(deadline_us.saturating_sub(raw_us()));
+        let mut fds = [PollFd::new(fd.as_fd(), flags)];
+        match ppoll(&mut fds, Some(left.min(ALIVE_EVERY).into()), None) {
+            Ok(0) | Err(Errno::EINTR) => {
+                if raw_us() >= deadline_us {
+                    return Ok(false);
+                }
+                if !alive() {
+                    return Err(CallError::Ended);
+                }
+            }
+            Ok(_) => return Ok(true),
+            Err(e) => return Err(CallError::Exchange(e)),
+        }
+    }
+}
+
+/// The head of an answer, once it is all there.
+struct Answer {
+    status: u16,
+    body_at: usize,
+    length: Option<usize>,
+}
+
+impl Answer {
+    /// None while the head is incomplete.
+    fn parse(bytes: &[u8]) -> Result<Option<Self>, CallError> {
+        let not_http = |what: &str| CallError::NotHttp(what.to_owned());
+        if !b"HTTP/1.".starts_with(&bytes[..bytes.len().min(7)]) {
+            return Err(not_http("the first bytes are not HTTP/1."));
+        }
+        let Some(end) = bytes.windows(4).position(|w| w == b"\r\n\r\n") else {
+            return Ok(None);
+        };
+        let head = std::str::from_utf8(&bytes[..end]).map_err(|_| not_http("the head is not text"))?;
+        let mut lines = head.split("\r\n");
+        let status = lines
+            .next()
+            .and_then(|l| l.split(' ').nth(1))
+            .and_then(|s| s.parse().ok())
+            .ok_or_else(|| not_http("no status"))?;
+        let mut length = None;
+        for line in lines {
+            let Some((name, value)) = line.split_once(':') else { continue };
+            if name.eq_ignore_ascii_case("content-length") {
+                let n: usize = value.trim().parse().map_err(|_| not_http("Content-Length is not a number"))?;
+                if n > MAX_RESPONSE {
+                    return Err(CallError::TooLarge);
+                }
+                length = Some(n);
+            } else if name.eq_ignore_ascii_case("transfer-encoding") {
+                return Err(not_http("a transfer encoding, which the guest server never uses"));
+            }
+        }
+        Ok(Some(Self { status, body_at: end + 4, length }))
+    }
+
+    fn complete(&self, bytes: &[u8]) -> bool {
+        self.length.is_some_and(|n| bytes.len() >= self.body_at + n)
+    }
+
+    fn finish(&self, bytes: &[u8], closed: bool) -> Result<Vec<u8>, CallError> {
+        let rest = &bytes[self.body_at..];
+        let body = match self.length {
+            Some(n) => rest.get(..n).ok_or(CallError::Cut(bytes.len()))?,
+            None if closed => rest,
+            None => return Err(CallError::Cut(bytes.len())),
+        };
+        if (200..300).contains(&self.status) {
+            Ok(body.to_vec())
+        } else {
+            let body = String::from_utf8_lossy(&body[..body.len().min(400)]).into_owned();
+            Err(CallError::Status { status: self.status, body })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

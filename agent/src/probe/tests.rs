@@ -1,0 +1,156 @@
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread::JoinHandle,
+};
+
+use super::*;
+
+/// A server that hands each accepted connection and its number to `serve`, until `connections` were served.
+fn server(connections: u32, serve: impl Fn(u32, TcpStream) + Send + 'static) -> (Target, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let SocketAddr::V4(address) = listener.local_addr().unwrap() else { panic!("bound to IPv4") };
+    let thread = std::thread::spawn(move || {
+        for n in 0..connections {
+            let (stream, _) = listener.accept().unwrap();
+            serve(n, stream);
+        }
+    });
+    (Target::new(address), thread)
+}
+
+fn head(s: &mut TcpStream) -> String {
+    let mut bytes = Vec::new();
+    let mut b = [0; 1];
+    while !bytes.ends_with(b"\r\n\r\n") && s.read(&mut b).unwrap_or(0) == 1 {
+        bytes.push(b[0]);
+    }
+    String::from_utf8(bytes).unwrap()
+}
+
+fn answer(s: &mut TcpStream, body: &str) {
+    let _ = write!(s, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+}
+
+fn soon(ms: u64) -> u64 {
+    raw_us() + ms * 1_000
+}
+
+#[test]
+fn a_full_answer_with_the_nonce_is_ready() {
+    let (target, t) = server(1, |_, mut s| {
+        assert!(head(&mut s).starts_with("GET /drums/ready?nonce=abcd HTTP/1.1\r\n"));
+        answer(&mut s, r#"{"nonce":"abcd","ready":true,"hostname":"h","uptime_s":3.5}"#);
+    });
+    let before = raw_us();
+    let a = wait_ready(&target, "abcd", soon(5_000), &mut || true).unwrap();
+    assert_eq!(a.guest.hostname, "h");
+    assert_eq!(a.attempts, 1);
+    assert!(a.ready_us > before && a.ready_us <= raw_us());
+    t.join().unwrap();
+}
+
+#[test]
+fn a_wrong_nonce_is_an_error_at_once() {
+    let (target, t) = server(1, |_, mut s| {
+        head(&mut s);
+        answer(&mut s, r#"{"nonce":"0000","ready":true}"#);
+    });
+    let e = wait_ready(&target, "abcd", soon(5_000), &mut || true).unwrap_err();
+    assert!(matches!(e, ProbeError::WrongNonce { ref got, .. } if got == "0000"), "{e}");
+    t.join().unwrap();
+}
+
+#[test]
+fn a_partial_answer_does_not_count_and_is_tried_again() {
+    let (target, t) = server(3, |n, mut s| {
+        head(&mut s);
+        match n {
+            0 => drop(s.write_all(b"HTTP/1.1 200 OK\r\nContent-Le")),
+            1 => {
+                drop(s.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{\"nonce\":\"abcd\",\"ready\":true}"))
+            }
+            _ => answer(&mut s, r#"{"nonce":"abcd","ready":true}"#),
+        }
+    });
+    assert_eq!(wait_ready(&target, "abcd", soon(5_000), &mut || true).unwrap().attempts, 3);
+    t.join().unwrap();
+}
+
+#[test]
+fn an_accepting_but_silent_peer_is_not_ready() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let SocketAddr::V4(address) = listener.local_addr().unwrap() else { panic!("bound to IPv4") };
+    let e = wait_ready(&Target::new(address), "abcd", soon(150), &mut || true).unwrap_err();
+    assert!(matches!(e, ProbeError::NotReady { ref last, .. } if last.contains("no full answer")), "{e}");
+}
+
+#[test]
+fn a_refused_connection_is_retried_until_the_deadline() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let SocketAddr::V4(address) = listener.local_addr().unwrap() else { panic!("bound to IPv4") };
+    drop(listener);
+    let e = wait_ready(&Target::new(address), "abcd", soon(100), &mut || true).unwrap_err();
+    match e {
+        ProbeError::NotReady { attempts, last, .. } => {
+            assert!(attempts > 20, "{attempts} attempts in 100 ms are not tight");
+            assert!(last.contains("ECONNREFUSED"), "{last}");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_session_that_ended_is_not_waited_for() {
+    let asked = Arc::new(AtomicU32::new(0));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let SocketAddr::V4(address) = listener.local_addr().unwrap() else { panic!("bound to IPv4") };
+    let count = asked.clone();
+    let mut alive = move || count.fetch_add(1, Ordering::Relaxed) < 2;
+    let e = wait_ready(&Target::new(address), "abcd", soon(60_000), &mut alive).unwrap_err();
+    assert!(matches!(e, ProbeError::Ended { .. }), "{e}");
+    assert_eq!(asked.load(Ordering::Relaxed), 3);
+}
+
+#[test]
+fn oversized_and_foreign_answers_are_refused() {
+    let (target, t) = server(3, |n, mut s| {
+        head(&mut s);
+        match n {
+            0 => drop(s.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n")),
+            1 => drop(s.write_all(b"SSH-2.0-x\r\n")),
+            _ => drop(s.write_all(b"HTTP/1.1 501 Not Implemented\r\nContent-Length: 2\r\n\r\n{}")),
+        }
+    });
+    let get = || get_json::<serde_json::Value>(&target, "/x", Duration::from_secs(2)).unwrap_err();
+    assert!(matches!(get(), ProbeError::Call { source: CallError::TooLarge, .. }));
+    assert!(matches!(get(), ProbeError::Call { source: CallError::NotHttp(_), .. }));
+    assert!(matches!(get(), ProbeError::Call { source: CallError::Status { status: 501, .. }, .. }));
+    t.join().unwrap();
+}
+
+#[test]
+fn a_json_call_sends_its_body_once() {
+    let (target, t) = server(1, |_, mut s| {
+        assert!(head(&mut s).contains("Content-Length: 13\r\n"));
+        let mut body = [0; 13];
+        s.read_exact(&mut body).unwrap();
+        assert_eq!(&body, br#"{"state":"s"}"#);
+        answer(&mut s, r#"{"ok":true}"#);
+    });
+    let body = serde_json::json!({"state": "s"});
+    let v: serde_json::Value = post_json(&target, "/drums/state", &body, Duration::from_secs(2)).unwrap();
+    assert_eq!(v["ok"], true);
+    t.join().unwrap();
+}
+
+#[test]
+fn a_link_that_does_not_exist_is_said_so() {
+    let target = Target::new("127.0.0.1:9".parse().unwrap()).via("drums-none", Ipv4Addr::LOCALHOST);
+    let e = wait_ready(&target, "abcd", soon(5_000), &mut || true).unwrap_err();
+    assert!(e.to_string().contains("bound to drums-none"), "{e}");
+}
