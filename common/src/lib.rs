@@ -6,10 +6,12 @@
 pub mod arm;
 pub mod clock;
 pub mod digest;
+pub mod draw;
 pub mod evidence;
 pub mod experiment;
 pub mod failure;
 pub mod ids;
 pub mod machine;
 pub mod telemetry;
+pub mod williams;
 pub mod wire;
