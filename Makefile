@@ -1,0 +1,32 @@
+# Two commands matter: `make demo` and `make test`. Both install what they need (Debian, as root) and build first.
+# The build folder lies outside the clone, so that a second clone starts warm; CARGO_TARGET_DIR moves it.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)
+export CARGO_TARGET_DIR ?= $(CACHE)/drumsbench/target
+XTASK = cargo run --quiet --locked --package xtask --
+
+.PHONY: help test demo demo-clean build prepare-build prepare-demo prepare-test
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+prepare-%:
+	@infra/prepare $*
+
+build: prepare-build ## Build every binary (debug) into $CARGO_TARGET_DIR
+	cargo build --locked --workspace --bins
+
+demo: prepare-demo ## Run EXP-028 for real on this machine: eight arms, two agents, one verdict
+	@$(XTASK) demo
+
+demo-clean: prepare-build ## Remove what a crashed demo left behind
+	@$(XTASK) demo-clean
+
+test: prepare-test ## Everything that is checked: `cargo xtask check`, then all tests; names what was skipped
+	$(XTASK) check
+	cargo build --locked --workspace --bins
+	status=0; cargo nextest run --locked --workspace || status=$$?; $(XTASK) skips || status=$$?; exit $$status
