@@ -197,3 +197,6 @@ pub enum EnrolReply {
     Enrolled { certificate_pem: String, ca_pem: String },
     Refused(Failure),
 }
+
+#[cfg(test)]
+mod goldens;

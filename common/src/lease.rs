@@ -1,0 +1,446 @@
+//! Leases: what an agent may do without hearing from its coordinator, and what the coordinator may say of a silent agent.
+//!
+//! Two pure cores of data and `now`; each daemon's skin brings the clock. The agent counts from when it *sent* the beat
+//! that was acknowledged, the coordinator from when it *received* one, so neither trusts the other's clock or the path.
+//!
+//! ```text
+//! agent        dispatch lease (seconds)  lapsed: takes no new block, finishes the one it holds
+//!              life lease (minutes)      lapsed: stops, unwinds, seals its evidence
+//! coordinator  alive → silent (2.5 s, shown only) → lost (life lease, judged) ; quiet: declared silence, expected
+//! ```
+//! Invariant: nobody is judged lost before the coordinator itself has been up for one full life lease.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    clock::MonoMicros,
+    ids::{Generation, HostId},
+    wire::latest::{Activity, Beat, BeatAck, Welcome},
+};
+
+/// Durations of leases, milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeaseTimes {
+    /// Between beats. One second: ten beats may be lost before the dispatch lease is.
+    pub beat_ms: u64,
+    /// Ten seconds: longer than a coordinator's restart, shorter than most blocks.
+    pub dispatch_ms: u64,
+    /// Thirty minutes: closing the operator's laptop must not destroy a paid run.
+    pub life_ms: u64,
+    /// Two and a half beats: silence is shown after this, and does nothing.
+    pub silent_ms: u64,
+    /// An agent that overran its declared silence by this much has failed to keep it. Covers scheduling on a busy host.
+    pub quiet_slack_ms: u64,
+}
+
+impl Default for LeaseTimes {
+    fn default() -> Self {
+        Self { beat_ms: 1_000, dispatch_ms: 10_000, life_ms: 30 * 60_000, silent_ms: 2_500, quiet_slack_ms: 2_500 }
+    }
+}
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum BadLeaseTimes {
+    #[error("{0} is 0, which would mean \"never\" or \"always\"; give a number of milliseconds")]
+    Zero(&'static str),
+    #[error("{longer} must be at least twice {shorter}: one lost beat must not end a lease")]
+    Order { longer: &'static str, shorter: &'static str },
+}
+
+impl LeaseTimes {
+    pub fn validate(&self) -> Result<(), BadLeaseTimes> {
+        for (name, v) in [
+            ("beat_ms", self.beat_ms),
+            ("dispatch_ms", self.dispatch_ms),
+            ("life_ms", self.life_ms),
+            ("silent_ms", self.silent_ms),
+            ("quiet_slack_ms", self.quiet_slack_ms),
+        ] {
+            if v == 0 {
+                return Err(BadLeaseTimes::Zero(name));
+            }
+        }
+        if self.silent_ms < 2 * self.beat_ms {
+            return Err(BadLeaseTimes::Order { longer: "silent_ms", shorter: "beat_ms" });
+        }
+        if self.dispatch_ms < 2 * self.beat_ms {
+            return Err(BadLeaseTimes::Order { longer: "dispatch_ms", shorter: "beat_ms" });
+        }
+        if self.life_ms < 2 * self.dispatch_ms {
+            return Err(BadLeaseTimes::Order { longer: "life_ms", shorter: "dispatch_ms" });
+        }
+        Ok(())
+    }
+}
+
+/// A generation older than one already seen: answered, never obeyed.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("generation {got} is older than {held}, which this agent already holds")]
+pub struct Stale {
+    pub got: Generation,
+    pub held: Generation,
+}
+
+/// The agent's side.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AgentLease {
+    generation: Generation,
+    dispatch_ms: u64,
+    life_ms: u64,
+    /// When the newest acknowledged beat (or hello) was sent, CLOCK_BOOTTIME. `None`: never welcomed.
+    renewed: Option<MonoMicros>,
+}
+
+impl AgentLease {
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// A coordinator welcomed this agent; `sent` is when the hello was sent.
+    pub fn welcomed(&mut self, welcome: &Welcome, sent: MonoMicros) -> Result<(), Stale> {
+        if welcome.generation < self.generation {
+            return Err(Stale { got: welcome.generation, held: self.generation });
+        }
+        self.generation = welcome.generation;
+        self.dispatch_ms = welcome.dispatch_lease_ms;
+        self.life_ms = welcome.life_lease_ms;
+        self.renewed = self.renewed.max(Some(sent));
+        Ok(())
+    }
+
+    /// A beat was acknowledged. True if it renewed anything: acknowledgements of another generation, or of a beat that
+    /// was not yet sent, renew nothing; a late one never takes time away.
+    pub fn acked(&mut self, ack: &BeatAck, now: MonoMicros) -> bool {
+        if self.renewed.is_none() || ack.generation != self.generation || ack.sent > now {
+            return false;
+        }
+        let before = self.renewed;
+        self.renewed = before.max(Some(ack.sent));
+        self.renewed != before
+    }
+
+    /// The dispatch lease holds: a new block may begin.
+    pub fn may_take_new_block(&self, now: MonoMicros) -> bool {
+        self.renewed.is_some_and(|r| now < r.plus_ms(self.dispatch_ms))
+    }
+
+    /// Milliseconds of life left: until the life lease or `deadline` (of the run, on the same clock), whichever is first.
+    /// An agent that was never welcomed since it started holds no work under this lease, so only the deadline counts.
+    pub fn life_left_ms(&self, now: MonoMicros, deadline: Option<MonoMicros>) -> u64 {
+        let lease = self.renewed.map(|r| r.plus_ms(self.life_ms));
+        let end = match (lease, deadline) {
+            (Some(a), Some(b)) => a.min(b),
+            (Some(a), None) | (None, Some(a)) => a,
+            (None, None) => return u64::MAX,
+        };
+        end.ms_since(now)
+    }
+
+    /// The life lease lapsed: stop, unwind and seal.
+    pub fn life_expired(&self, now: MonoMicros) -> bool {
+        self.life_left_ms(now, None) == 0
+    }
+}
+
+/// What the coordinator may say of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Health {
+    Alive,
+    /// Silence that the agent declared; expected for `left_ms` more.
+    Quiet {
+        left_ms: u64,
+    },
+    /// Shown, not judged.
+    Silent {
+        for_ms: u64,
+    },
+    /// The declared silence ended and nothing came: a failure of the agent's to keep its bound.
+    QuietOverrun {
+        by_ms: u64,
+    },
+    /// Unheard of for a whole life lease, of which the coordinator watched all: judged.
+    Lost {
+        for_ms: u64,
+    },
+}
+
+/// What is known of one host, on the coordinator's CLOCK_BOOTTIME.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostLease {
+    pub generation: Generation,
+    pub heard: MonoMicros,
+    pub quiet_until: Option<MonoMicros>,
+    pub activity: Activity,
+    pub progress: u64,
+    /// When `progress` last grew: alive without progress is a different fault from silence.
+    pub progressed: MonoMicros,
+    newest_beat: u64,
+}
+
+/// The coordinator's side, for all hosts.
+#[derive(Clone, Debug)]
+pub struct HostLeases {
+    times: LeaseTimes,
+    up_since: MonoMicros,
+    hosts: BTreeMap<HostId, HostLease>,
+}
+
+impl HostLeases {
+    pub fn new(times: LeaseTimes, up_since: MonoMicros) -> Self {
+        Self { times, up_since, hosts: BTreeMap::new() }
+    }
+
+    pub fn times(&self) -> LeaseTimes {
+        self.times
+    }
+
+    /// A host expected from an earlier life of the coordinator: its silence counts from now, not from its last beat.
+    pub fn expect(&mut self, host: HostId, generation: Generation) {
+        let now = self.up_since;
+        self.hosts.entry(host).or_insert_with(|| HostLease::new(generation, now));
+    }
+
+    /// A host connected under a generation.
+    pub fn welcomed(&mut self, host: HostId, generation: Generation, received: MonoMicros) -> Result<(), Stale> {
+        let lease = self.hosts.entry(host).or_insert_with(|| HostLease::new(generation, received));
+        if generation < lease.generation {
+            return Err(Stale { got: generation, held: lease.generation });
+        }
+        lease.generation = generation;
+        lease.heard = lease.heard.max(received);
+        lease.quiet_until = None;
+        lease.newest_beat = 0;
+        Ok(())
+    }
+
+    /// A beat arrived. `None` for one of an old generation or an unknown host: it renews nothing.
+    pub fn beat(&mut self, host: &HostId, beat: &Beat, received: MonoMicros) -> Option<BeatAck> {
+        let slack = self.times.quiet_slack_ms;
+        let lease = self.hosts.get_mut(host)?;
+        if beat.generation != lease.generation {
+            return None;
+        }
+        lease.heard = lease.heard.max(received);
+        // Datagrams overtake one another: an older beat is heard, and says nothing about the present.
+        if beat.number > lease.newest_beat {
+            lease.newest_beat = beat.number;
+            lease.activity = beat.activity.clone();
+            lease.quiet_until =
+                (beat.quiet_ms > 0).then(|| received.plus_ms(beat.quiet_ms.min(self.times.life_ms)).plus_ms(slack));
+            if beat.progress > lease.progress {
+                lease.progress = beat.progress;
+                lease.progressed = received;
+            }
+        }
+        Some(BeatAck { generation: beat.generation, number: beat.number, sent: beat.sent })
+    }
+
+    /// Anything else that proves the agent alive (evidence, a request).
+    pub fn heard(&mut self, host: &HostId, received: MonoMicros) {
+        if let Some(lease) = self.hosts.get_mut(host) {
+            lease.heard = lease.heard.max(received);
+        }
+    }
+
+    pub fn forget(&mut self, host: &HostId) {
+        self.hosts.remove(host);
+    }
+
+    pub fn get(&self, host: &HostId) -> Option<&HostLease> {
+        self.hosts.get(host)
+    }
+
+    /// `None` for an unknown host.
+    pub fn health(&self, host: &HostId, now: MonoMicros) -> Option<Health> {
+        let lease = self.hosts.get(host)?;
+        let since = lease.heard.max(self.up_since.min(now));
+        let for_ms = now.ms_since(since);
+        if for_ms >= self.times.life_ms && now.ms_since(self.up_since) >= self.times.life_ms {
+            return Some(Health::Lost { for_ms });
+        }
+        if let Some(until) = lease.quiet_until {
+            // The slack is in `quiet_until` already; what is shown leaves it out.
+            return Some(if now < until {
+                Health::Quiet { left_ms: until.ms_since(now).saturating_sub(self.times.quiet_slack_ms) }
+            } else {
+                Health::QuietOverrun { by_ms: now.ms_since(until) }
+            });
+        }
+        Some(if for_ms >= self.times.silent_ms { Health::Silent { for_ms } } else { Health::Alive })
+    }
+}
+
+impl HostLease {
+    fn new(generation: Generation, now: MonoMicros) -> Self {
+        Self {
+            generation,
+            heard: now,
+            quiet_until: None,
+            activity: Activity::Idle,
+            progress: 0,
+            progressed: now,
+            newest_beat: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const S: u64 = 1_000_000;
+
+    fn at(seconds: f64) -> MonoMicros {
+        MonoMicros((seconds * S as f64) as u64)
+    }
+    fn host() -> HostId {
+        "h1".parse().unwrap()
+    }
+    fn welcome(g: u32) -> Welcome {
+        Welcome {
+            host: host(),
+            generation: Generation(g),
+            beat_ms: 1_000,
+            dispatch_lease_ms: 10_000,
+            life_lease_ms: 1_800_000,
+        }
+    }
+    fn ack(g: u32, sent: MonoMicros) -> BeatAck {
+        BeatAck { generation: Generation(g), number: 1, sent }
+    }
+    fn beat(g: u32, number: u64, quiet_ms: u64) -> Beat {
+        Beat { generation: Generation(g), number, sent: at(0.0), activity: Activity::Idle, quiet_ms, progress: number }
+    }
+
+    #[test]
+    fn an_agent_that_was_never_welcomed_takes_nothing() {
+        let mut lease = AgentLease::default();
+        assert!(!lease.may_take_new_block(at(0.0)));
+        assert!(!lease.life_expired(at(1e6)));
+        assert!(!lease.acked(&ack(0, at(0.0)), at(0.0)));
+        assert_eq!(lease.life_left_ms(at(1.0), Some(at(3.0))), 2_000);
+    }
+
+    #[test]
+    fn leases_count_from_when_the_beat_was_sent() {
+        let mut lease = AgentLease::default();
+        lease.welcomed(&welcome(3), at(0.0)).unwrap();
+        // Sent at 5 s, acknowledged at 9 s: dispatch ends at 15 s, not at 19 s.
+        assert!(lease.acked(&ack(3, at(5.0)), at(9.0)));
+        assert!(lease.may_take_new_block(at(14.9)));
+        assert!(!lease.may_take_new_block(at(15.0)));
+        assert!(!lease.life_expired(at(1804.9)));
+        assert!(lease.life_expired(at(1805.0)));
+        assert_eq!(lease.life_left_ms(at(805.0), Some(at(1000.0))), 195_000);
+    }
+
+    #[test]
+    fn stale_future_and_late_acknowledgements_renew_nothing() {
+        let mut lease = AgentLease::default();
+        lease.welcomed(&welcome(3), at(10.0)).unwrap();
+        assert!(!lease.acked(&ack(2, at(11.0)), at(12.0)), "older generation");
+        assert!(!lease.acked(&ack(3, at(13.0)), at(12.0)), "not sent yet");
+        assert!(!lease.acked(&ack(3, at(9.0)), at(12.0)), "older than what is held");
+        assert_eq!(lease.welcomed(&welcome(2), at(12.0)), Err(Stale { got: Generation(2), held: Generation(3) }));
+        assert!(lease.may_take_new_block(at(19.9)));
+    }
+
+    #[test]
+    fn silence_is_shown_then_judged_and_never_before_a_full_grace_of_uptime() {
+        let times = LeaseTimes::default();
+        let mut leases = HostLeases::new(times, at(100.0));
+        leases.expect(host(), Generation(1));
+        let health = |l: &HostLeases, t| l.health(&host(), at(t)).unwrap();
+        assert_eq!(health(&leases, 100.0), Health::Alive);
+        assert_eq!(health(&leases, 102.5), Health::Silent { for_ms: 2_500 });
+        assert_eq!(health(&leases, 1899.0), Health::Silent { for_ms: 1_799_000 });
+        assert_eq!(health(&leases, 1900.0), Health::Lost { for_ms: 1_800_000 });
+        // It comes back.
+        leases.welcomed(host(), Generation(1), at(1901.0)).unwrap();
+        assert_eq!(health(&leases, 1901.0), Health::Alive);
+        assert_eq!(leases.health(&"h9".parse().unwrap(), at(0.0)), None);
+    }
+
+    #[test]
+    fn declared_silence_is_expected_and_overrunning_it_is_a_failure() {
+        let mut leases = HostLeases::new(LeaseTimes::default(), at(0.0));
+        leases.welcomed(host(), Generation(1), at(0.0)).unwrap();
+        leases.beat(&host(), &beat(1, 1, 40 * 60_000), at(1.0)).unwrap();
+        let health = |l: &HostLeases, t| l.health(&host(), at(t)).unwrap();
+        assert_eq!(health(&leases, 21.0), Health::Quiet { left_ms: 1_780_000 }, "bounded by the life lease");
+        leases.beat(&host(), &beat(1, 2, 30_000), at(22.0)).unwrap();
+        assert_eq!(health(&leases, 51.0), Health::Quiet { left_ms: 1_000 });
+        assert_eq!(health(&leases, 55.5), Health::QuietOverrun { by_ms: 1_000 });
+        leases.beat(&host(), &beat(1, 3, 0), at(56.0)).unwrap();
+        assert_eq!(health(&leases, 56.0), Health::Alive);
+    }
+
+    #[test]
+    fn beats_of_another_generation_or_out_of_order_say_nothing_about_the_present() {
+        let mut leases = HostLeases::new(LeaseTimes::default(), at(0.0));
+        leases.welcomed(host(), Generation(2), at(0.0)).unwrap();
+        assert_eq!(leases.beat(&host(), &beat(1, 9, 0), at(1.0)), None);
+        assert!(leases.beat(&host(), &beat(2, 5, 10_000), at(2.0)).is_some());
+        assert!(leases.beat(&host(), &beat(2, 4, 0), at(2.1)).is_some());
+        assert!(matches!(leases.health(&host(), at(3.0)), Some(Health::Quiet { .. })), "beat 4 was overtaken");
+        assert_eq!(leases.get(&host()).unwrap().progress, 5);
+        assert!(leases.welcomed(host(), Generation(1), at(3.0)).is_err());
+    }
+
+    #[test]
+    fn lease_times_that_mean_never_or_always_are_refused() {
+        assert_eq!(LeaseTimes::default().validate(), Ok(()));
+        let zero = LeaseTimes { life_ms: 0, ..Default::default() };
+        assert_eq!(zero.validate(), Err(BadLeaseTimes::Zero("life_ms")));
+        let short = LeaseTimes { dispatch_ms: 1_500, ..Default::default() };
+        assert!(short.validate().unwrap_err().to_string().contains("twice beat_ms"));
+    }
+
+    proptest! {
+        /// Whatever the order and delay of acknowledgements, an agent never believes longer in its lease than
+        /// `dispatch` after the newest beat that it really sent and that was acknowledged.
+        #[test]
+        fn the_agent_never_outlives_its_newest_acknowledged_beat(
+            acks in proptest::collection::vec((0u64..100, 0u64..100, 0u32..3), 0..40),
+        ) {
+            let mut lease = AgentLease::default();
+            lease.welcomed(&welcome(1), MonoMicros(0)).unwrap();
+            let mut newest = 0;
+            for (sent, delay, generation) in acks {
+                lease.acked(&ack(generation, MonoMicros(sent * S)), MonoMicros((sent + delay) * S));
+                if generation == 1 { newest = newest.max(sent); }
+            }
+            prop_assert!(!lease.may_take_new_block(MonoMicros((newest + 10) * S)));
+            prop_assert!(lease.may_take_new_block(MonoMicros((newest + 10) * S - 1)));
+            prop_assert!(lease.life_expired(MonoMicros((newest + 1800) * S)));
+        }
+
+        /// The agent stops before the coordinator judges it: with one clock rate and any delays, a host judged lost by
+        /// the coordinator has a lapsed life lease.
+        #[test]
+        fn a_lost_host_has_already_stopped(beats in proptest::collection::vec((0u64..3600, 0u64..5, any::<bool>()), 0..20), now in 0u64..8000) {
+            let mut agent = AgentLease::default();
+            let mut leases = HostLeases::new(LeaseTimes::default(), MonoMicros(0));
+            agent.welcomed(&welcome(1), MonoMicros(0)).unwrap();
+            leases.welcomed(host(), Generation(1), MonoMicros(0)).unwrap();
+            for (n, (sent, delay, ack_arrives)) in beats.into_iter().enumerate() {
+                if sent + delay > now { continue; }
+                let b = Beat { sent: MonoMicros(sent * S), ..beat(1, n as u64 + 1, 0) };
+                let received = MonoMicros((sent + delay) * S);
+                if let Some(a) = leases.beat(&host(), &b, received) && ack_arrives {
+                    agent.acked(&a, MonoMicros((sent + delay) * S));
+                }
+            }
+            let now = MonoMicros(now * S);
+            if matches!(leases.health(&host(), now), Some(Health::Lost { .. })) {
+                prop_assert!(agent.life_expired(now));
+            }
+        }
+    }
+}

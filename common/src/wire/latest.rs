@@ -1,0 +1,3 @@
+//! The newest version of every message, for code that does not care about versions.
+
+pub use super::v1::*;
