@@ -2,4 +2,16 @@
 //! and `steps` (what a session is made of), `engine` (applies plans), `measure` (runs blocks and writes evidence),
 //! `spool` (evidence until it is acknowledged), `net` (the link to the coordinator), `setup` (tools of a host).
 
+pub mod arms;
+pub mod config;
+pub mod engine;
+pub mod facts;
+pub mod ledger;
+pub mod measure;
+pub mod net;
 pub mod probe;
+pub mod setup;
+pub mod shim;
+pub mod spool;
+pub mod steps;
+pub mod sys;

@@ -1,0 +1,1 @@
+//! The drums arms: namespaces, overlay and limits; restored ones by CRIU. Filled in next.

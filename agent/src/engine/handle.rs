@@ -1,0 +1,41 @@
+//! A live session in its owner's hands.
+
+use drums_common::{arm::ArmKind, ids::SessionRef};
+
+use super::api::Target;
+use crate::steps::{Cx, Receipt, Resource};
+
+/// A live session. It ends by `ArmEngine::destroy` or `reset`; dropping it does no I/O and leaves the session to the
+/// next audit, loudly.
+#[derive(Debug)]
+#[must_use = "a session that is only dropped stays until the next audit"]
+pub struct SessionHandle {
+    pub(super) session: SessionRef,
+    pub(super) kind: ArmKind,
+    pub(super) name: String,
+    pub(super) reach: Target,
+    /// In the order of making; undone in reverse.
+    pub(super) made: Vec<(Resource, Receipt)>,
+    pub(super) cx: Cx,
+}
+
+impl SessionHandle {
+    pub fn session(&self) -> SessionRef {
+        self.session
+    }
+    pub fn kind(&self) -> ArmKind {
+        self.kind
+    }
+    /// Where its guest server answers.
+    pub fn reach(&self) -> &Target {
+        &self.reach
+    }
+}
+
+impl Drop for SessionHandle {
+    fn drop(&mut self) {
+        if !self.made.is_empty() {
+            tracing::error!(session = %self.session, name = %self.name, "session dropped instead of destroyed; the next audit undoes it");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What the kernel shows and does, behind one trait: steps, undo and audit speak to [`Sys`] only. `linux::Linux` is the
+//! real one (system calls of this process, and the shim for everything that forks or changes namespaces);
+//! `fake::Fake` keeps the same behaviour in memory and may be told to fail.
+//!
+//! Knows nothing of arms, plans or the ledger.
+
+pub mod clock;
+pub mod spec;
+
+use std::{
+    io,
+    os::fd::{BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use drums_common::evidence::LimitsRead;
+
+pub use spec::{CgroupLimits, Leaf, LeafOf, PreMount, SessionNet, SessionSpec, StdIo, ToolSpec};
+
+use crate::steps::Process;
+
+/// A process that the shim started or adopted: never signalled by number, always through its descriptor.
+#[derive(Debug)]
+pub struct Child {
+    pub process: Process,
+    /// None only in tests' fakes.
+    pub pidfd: Option<OwnedFd>,
+}
+
+/// How a child ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exit {
+    Code(i32),
+    Signal(i32),
+    /// It ended, and who reaped it did not tell.
+    Unknown,
+}
+
+impl Exit {
+    pub fn ok(self) -> bool {
+        self == Self::Code(0)
+    }
+}
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(c) => write!(f, "exit code {c}"),
+            Self::Signal(s) => write!(f, "signal {s}"),
+            Self::Unknown => f.write_str("an unknown status"),
+        }
+    }
+}
+
+/// What was attempted, on what; the cause is the source.
+#[derive(Debug, thiserror::Error)]
+pub enum SysError {
+    #[error("{op} {target}")]
+    Os {
+        op: &'static str,
+        target: String,
+        #[source]
+        source: io::Error,
+    },
+    /// A new process failed before its program ran.
+    #[error("the new process could not {step}")]
+    Child {
+        step: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{what} still not done after {waited_ms} ms")]
+    Deadline { what: String, waited_ms: u64 },
+    #[error("{op}: {why}")]
+    Refused { op: &'static str, why: String },
+    #[error(transparent)]
+    Shim(#[from] crate::shim::ShimError),
+}
+
+impl SysError {
+    pub fn os(op: &'static str, target: impl std::fmt::Display, source: io::Error) -> Self {
+        Self::Os { op, target: target.to_string(), source }
+    }
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Os { source, .. } | Self::Child { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+}
+
+/// The kernel, as steps see it. All times are CLOCK_MONOTONIC_RAW microseconds. Removing what is not there succeeds.
+pub trait Sys: Send {
+    fn now_us(&self) -> u64;
+
+    // Files.
+    /// Makes a folder (its parent must exist); refuses one that exists.
+    fn make_dir(&self, path: &Path, mode: u32) -> Result<(), SysError>;
+    fn write_file(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<(), SysError>;
+    fn read_file(&self, path: &Path) -> Result<Vec<u8>, SysError>;
+    fn path_exists(&self, path: &Path) -> Result<bool, SysError>;
+    /// Removes a folder and what is in it, without crossing into another file system or following a link.
+    fn remove_tree(&self, path: &Path) -> Result<(), SysError>;
+    /// Names in a folder; empty when it does not exist.
+    fn list_dir(&self, path: &Path) -> Result<Vec<String>, SysError>;
+
+    // Mounts of this process's namespace.
+    fn mount_tmpfs(&self, path: &Path, source: &str, bytes: u64) -> Result<(), SysError>;
+    fn unmount(&self, path: &Path) -> Result<(), SysError>;
+    fn is_mounted(&self, path: &Path) -> Result<bool, SysError>;
+
+    // Control groups: NAME holds the limits, its leaves `tool` and `session` hold the processes.
+    fn cgroup_create(&self, name: &str, limits: &CgroupLimits) -> Result<(), SysError>;
+    fn cgroup_exists(&self, name: &str) -> Result<bool, SysError>;
+    fn cgroup_limits(&self, name: &str) -> Result<LimitsRead, SysError>;
+    /// CPU time of the whole tree since it was made.
+    fn cgroup_cpu_us(&self, name: &str) -> Result<u64, SysError>;
+    fn cgroup_procs(&self, name: &str) -> Result<Vec<i32>, SysError>;
+    /// Kills what is in it until it is empty, then removes it everywhere; `Deadline` when that does not come about.
+    fn cgroup_remove(&self, name: &str, timeout_ms: u64) -> Result<(), SysError>;
+    /// Names of groups at the top that begin with `prefix`.
+    fn cgroups_named(&self, prefix: &str) -> Result<Vec<String>, SysError>;
+
+    // Network of this process's namespace, and new namespaces.
+    fn link_exists(&self, name: &str) -> Result<bool, SysError>;
+    fn link_delete(&self, name: &str) -> Result<(), SysError>;
+    fn links_named(&self, prefix: &str) -> Result<Vec<String>, SysError>;
+    /// A new network namespace with lo up: its descriptor and inode.
+    fn netns(&self) -> Result<(Option<OwnedFd>, u64), SysError>;
+    /// True if some process is in that namespace.
+    fn netns_in_use(&self, inode: u64) -> Result<bool, SysError>;
+    /// A veth pair, addresses and permanent neighbour entries on both sides: `net.link` here, eth0 in the namespace.
+    fn veth(&self, net: &SessionNet, netns: Option<BorrowedFd<'_>>) -> Result<(), SysError>;
+    /// A tap named `net.link` with the host's address and the guest's neighbour entry; its descriptor is for QEMU.
+    fn tap(&self, net: &SessionNet) -> Result<Option<OwnedFd>, SysError>;
+
+    // Processes, by the shim.
+    /// A session's pid 1. Returns once its program runs.
+    fn spawn_session(&self, spec: &SessionSpec, netns: Option<BorrowedFd<'_>>) -> Result<Child, SysError>;
+    /// A tool. `fds[i]` becomes descriptor `spec.fds[i]`. Returns once its program runs.
+    fn spawn_tool(&self, spec: &ToolSpec, fds: &[BorrowedFd<'_>]) -> Result<Child, SysError>;
+    /// A process that became the shim's child by itself (criu's --restore-sibling, runc's init).
+    fn adopt(&self, pid: i32) -> Result<Child, SysError>;
+    /// Waits for the end of a child. `Deadline` leaves it running.
+    fn wait(&self, child: &Child, timeout_ms: u64) -> Result<Exit, SysError>;
+    /// True while the child has not ended.
+    fn alive(&self, child: &Child) -> bool;
+    /// SIGKILL, or another signal, through the descriptor; a child that has ended is fine.
+    fn signal(&self, child: &Child, signal: i32) -> Result<(), SysError>;
+
+    // Processes by what the ledger remembers of them.
+    /// Start time of a pid; None when there is no such process (or only its zombie).
+    fn process_start(&self, pid: i32) -> Result<Option<u64>, SysError>;
+    /// Kills exactly that process and waits for its end; a reused pid is left alone.
+    fn kill_process(&self, process: Process, timeout_ms: u64) -> Result<(), SysError>;
+    /// CPU time of this process and the shim, user and system.
+    fn own_cpu_us(&self) -> u64;
+}
