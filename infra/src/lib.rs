@@ -1,1 +1,4 @@
-//! .
+//! What a machine needs before and beside a run: image recipes, the lab network of demos and tests, the leak gate.
+
+pub mod lab;
+pub mod leakgate;
