@@ -14,6 +14,6 @@ pub mod ids;
 pub mod lease;
 pub mod machine;
 pub mod telemetry;
-pub mod williams;
 pub mod token;
+pub mod williams;
 pub mod wire;

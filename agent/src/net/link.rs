@@ -1,0 +1,436 @@
+//! What the measuring side sees of the network: a handle of plain, synchronous calls.
+//!
+//! State is level-triggered: `view` is the whole truth at an instant, `wait` returns when it changed. The network tasks
+//! are the other users of the same state.
+
+use std::{
+    collections::VecDeque,
+    path::PathBuf,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use drums_common::{
+    clock::{Clock, MonoMicros},
+    digest::Sha256,
+    failure::Failure,
+    ids::{Generation, RunId},
+    lease::AgentLease,
+    machine::HostFacts,
+    wire::latest::{Activity, Beat, BeatAck, Desired, ToCoordinator, Welcome},
+};
+use tokio::sync::{Notify, mpsc, oneshot};
+
+/// Messages waiting for a connection; more than this and the oldest are dropped (they are for people, evidence is not
+/// among them).
+const OUTBOX: usize = 16;
+/// A quiet interval waits this long for its announcement to be acknowledged. On a lost datagram the interval begins
+/// anyway: the coordinator then shows the host as silent, which harms nobody.
+const ANNOUNCE_WAIT: Duration = Duration::from_millis(100);
+
+/// Why the agent is to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// A signal: finish orderly.
+    Signal(&'static str),
+    /// The coordinator let this host go.
+    Retired { reason: String },
+    /// The coordinator will not have this agent.
+    Refused(Failure),
+}
+
+/// The whole truth at an instant.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Grows with every change but lease renewals; pass it to `wait`.
+    pub version: u64,
+    pub connected: bool,
+    pub generation: Generation,
+    /// The last order, also while disconnected. `None` until the first one since the agent started.
+    pub desired: Option<Arc<Desired>>,
+    /// CLOCK_BOOTTIME when it arrived: what is left of a deadline counts from here.
+    pub desired_at: MonoMicros,
+    pub stop: Option<Stop>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    #[error("cannot fetch workload {}: {failure}", workload.short())]
+    Failed { workload: Sha256, failure: Failure },
+    #[error("cannot fetch workload {}: the network side has ended", workload.short())]
+    Ended { workload: Sha256 },
+}
+
+pub(super) struct FetchRequest {
+    pub workload: Sha256,
+    pub answer: oneshot::Sender<Result<PathBuf, Failure>>,
+}
+
+#[derive(Debug)]
+struct Quiet {
+    until: MonoMicros,
+    bound_ms: u64,
+    /// Number of the announcing beat once it was sent.
+    announced: Option<u64>,
+    acknowledged: bool,
+}
+
+#[derive(Debug)]
+struct State {
+    version: u64,
+    lease: AgentLease,
+    connected: bool,
+    desired: Option<Arc<Desired>>,
+    desired_at: MonoMicros,
+    stop: Option<Stop>,
+    quiet: Option<Quiet>,
+    activity: Activity,
+    progress: u64,
+    beats: u64,
+    facts: HostFacts,
+    outbox: VecDeque<ToCoordinator>,
+}
+
+pub(super) struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Wakes the beat task: a quiet interval began or ended.
+    pub beat_now: Notify,
+    /// Wakes the link task: something is in the outbox, or the agent is to stop.
+    pub outbox_filled: Notify,
+    /// Wakes senders that wait for the end of a quiet interval.
+    pub quiet_ended: Notify,
+    pub clock: Arc<dyn Clock>,
+}
+
+/// The measuring side's handle. Cheap to clone.
+#[derive(Clone)]
+pub struct Link {
+    pub(super) shared: Arc<Shared>,
+    fetch: mpsc::Sender<FetchRequest>,
+}
+
+impl Link {
+    pub(super) fn new(clock: Arc<dyn Clock>, facts: HostFacts) -> (Self, mpsc::Receiver<FetchRequest>) {
+        let (fetch, requests) = mpsc::channel(4);
+        let state = State {
+            version: 1,
+            lease: AgentLease::default(),
+            connected: false,
+            desired: None,
+            desired_at: MonoMicros(0),
+            stop: None,
+            quiet: None,
+            activity: Activity::Idle,
+            progress: 0,
+            beats: 0,
+            facts,
+            outbox: VecDeque::new(),
+        };
+        let shared = Shared {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            beat_now: Notify::new(),
+            outbox_filled: Notify::new(),
+            quiet_ended: Notify::new(),
+            clock,
+        };
+        (Self { shared: Arc::new(shared), fetch }, requests)
+    }
+
+    /// A link without a network, for tests of the measuring side: orders are given by `offer`, beats are not sent, and
+    /// the leases are whatever `welcome` says from now on.
+    pub fn detached(clock: Arc<dyn Clock>, facts: HostFacts, welcome: &Welcome) -> Self {
+        let (link, _) = Self::new(clock, facts);
+        let now = link.shared.clock.boottime();
+        // A fresh lease holds generation 0, so no welcome is stale.
+        let _ = link.shared.lock().lease.welcomed(welcome, now);
+        link
+    }
+
+    /// Replaces the order, as an arriving `Desired` does.
+    pub fn offer(&self, desired: Desired) {
+        self.shared.desired(desired);
+    }
+
+    pub fn view(&self) -> View {
+        self.shared.lock().view()
+    }
+
+    /// Returns when the view's version is no longer `seen`, or after `timeout`.
+    pub fn wait(&self, seen: u64, timeout: Duration) -> View {
+        let state = self.shared.lock();
+        let (state, _) = self
+            .shared
+            .changed
+            .wait_timeout_while(state, timeout, |s| s.version == seen)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.view()
+    }
+
+    /// The dispatch lease holds. After a quiet interval it may take a beat's round trip until it does again.
+    pub fn may_take_new_block(&self) -> bool {
+        let now = self.shared.clock.boottime();
+        self.shared.lock().lease.may_take_new_block(now)
+    }
+
+    /// Waits until the dispatch lease holds, at most `timeout`.
+    pub fn wait_for_dispatch(&self, timeout: Duration) -> bool {
+        let state = self.shared.lock();
+        let (state, _) = self
+            .shared
+            .changed
+            .wait_timeout_while(state, timeout, |s| {
+                s.stop.is_none() && !s.lease.may_take_new_block(self.shared.clock.boottime())
+            })
+            .unwrap_or_else(PoisonError::into_inner);
+        state.lease.may_take_new_block(self.shared.clock.boottime())
+    }
+
+    /// The life lease lapsed: stop, unwind, seal.
+    pub fn life_expired(&self) -> bool {
+        let now = self.shared.clock.boottime();
+        self.shared.lock().lease.life_expired(now)
+    }
+
+    /// Milliseconds until the life lease or the deadline ends, whichever is first. `deadline` is on CLOCK_BOOTTIME:
+    /// `view.desired_at` plus what was left then.
+    pub fn life_left_ms(&self, deadline: Option<MonoMicros>) -> u64 {
+        let now = self.shared.clock.boottime();
+        self.shared.lock().lease.life_left_ms(now, deadline)
+    }
+
+    /// The generation to put on records and into names.
+    pub fn generation(&self) -> Generation {
+        self.shared.lock().lease.generation()
+    }
+
+    /// What beats say this agent is doing.
+    pub fn set_activity(&self, activity: Activity) {
+        self.shared.lock().activity = activity;
+    }
+
+    /// A run made progress (evidence was written).
+    pub fn progressed(&self) {
+        self.shared.lock().progress += 1;
+    }
+
+    /// Declares silence of at most `bound` and begins it: from the return until the guard is dropped, the network side
+    /// sends nothing. Overrunning the bound is a failure that the coordinator sees.
+    #[must_use = "silence ends when the guard is dropped"]
+    pub fn quiet(&self, bound: Duration) -> QuietGuard {
+        let bound_ms = u64::try_from(bound.as_millis()).unwrap_or(u64::MAX).max(1);
+        let mut state = self.shared.lock();
+        let until = self.shared.clock.boottime().plus_ms(bound_ms);
+        state.quiet = Some(Quiet { until, bound_ms, announced: None, acknowledged: false });
+        if state.connected {
+            self.shared.beat_now.notify_one();
+            let waiting = |s: &mut State| s.connected && s.quiet.as_ref().is_some_and(|q| !q.acknowledged);
+            let (mut state, timeout) = self
+                .shared
+                .changed
+                .wait_timeout_while(state, ANNOUNCE_WAIT, waiting)
+                .unwrap_or_else(PoisonError::into_inner);
+            if timeout.timed_out()
+                && let Some(q) = &mut state.quiet
+            {
+                // Not announced in time: the interval begins all the same, and the beat must not come into it.
+                q.announced.get_or_insert(0);
+            }
+        } else if let Some(q) = &mut state.quiet {
+            // Nobody to announce it to; a connection made meanwhile keeps silent too.
+            q.announced = Some(0);
+        }
+        QuietGuard { shared: self.shared.clone() }
+    }
+
+    /// Fetches a workload by digest, verifies it, and returns its folder (with `manifest.json` and `tree`). Blocks; a
+    /// workload that is there already is only verified. Not to be called from an async task.
+    pub fn fetch_workload(&self, workload: Sha256) -> Result<PathBuf, FetchError> {
+        let (answer, answered) = oneshot::channel();
+        let ended = || FetchError::Ended { workload };
+        self.fetch.blocking_send(FetchRequest { workload, answer }).map_err(|_| ended())?;
+        let answer = answered.blocking_recv().map_err(|_| ended())?;
+        answer.map_err(|failure| FetchError::Failed { workload, failure })
+    }
+
+    /// Tells the coordinator at once why a run's demand cannot be met. For people; the run ends by evidence.
+    pub fn refuse_demand(&self, run: RunId, failure: Failure) {
+        self.shared.say(ToCoordinator::Refused { run, failure });
+    }
+
+    /// Facts after a fresh preflight.
+    pub fn set_facts(&self, facts: HostFacts) {
+        self.shared.lock().facts = facts.clone();
+        self.shared.say(ToCoordinator::Facts(Box::new(facts)));
+    }
+
+    /// Asks everything to end. The first reason stays.
+    pub fn stop(&self, stop: Stop) {
+        self.shared.stop(stop);
+    }
+}
+
+/// Silence, until dropped.
+#[must_use]
+pub struct QuietGuard {
+    shared: Arc<Shared>,
+}
+
+impl QuietGuard {
+    /// True once the declared bound has passed.
+    pub fn overrun(&self) -> bool {
+        let now = self.shared.clock.boottime();
+        self.shared.lock().quiet.as_ref().is_some_and(|q| now >= q.until)
+    }
+}
+
+impl Drop for QuietGuard {
+    fn drop(&mut self) {
+        self.shared.lock().quiet = None;
+        self.shared.beat_now.notify_one();
+        self.shared.quiet_ended.notify_waiters();
+    }
+}
+
+impl State {
+    fn view(&self) -> View {
+        View {
+            version: self.version,
+            connected: self.connected,
+            generation: self.lease.generation(),
+            desired: self.desired.clone(),
+            desired_at: self.desired_at,
+            stop: self.stop.clone(),
+        }
+    }
+}
+
+/// What the beat task does next.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NextBeat {
+    Send(Beat),
+    /// A quiet interval: nothing until `beat_now`.
+    Hush,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change is a few plain assignments; a panic elsewhere cannot leave the state half-changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, f: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        f(&mut state);
+        state.version += 1;
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    pub fn stop(&self, stop: Stop) {
+        self.change(|s| {
+            s.stop.get_or_insert(stop);
+        });
+        self.outbox_filled.notify_one();
+    }
+
+    pub fn stopping(&self) -> Option<Stop> {
+        self.lock().stop.clone()
+    }
+
+    pub fn facts(&self) -> HostFacts {
+        self.lock().facts.clone()
+    }
+
+    fn say(&self, message: ToCoordinator) {
+        {
+            let mut state = self.lock();
+            if state.outbox.len() == OUTBOX {
+                state.outbox.pop_front();
+            }
+            state.outbox.push_back(message);
+        }
+        self.outbox_filled.notify_one();
+    }
+
+    pub fn next_to_say(&self) -> Option<ToCoordinator> {
+        self.lock().outbox.pop_front()
+    }
+
+    pub fn welcomed(&self, welcome: &Welcome, sent: MonoMicros) -> Result<(), drums_common::lease::Stale> {
+        let mut state = self.lock();
+        state.lease.welcomed(welcome, sent)?;
+        state.connected = true;
+        state.version += 1;
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    pub fn disconnected(&self) {
+        self.change(|s| s.connected = false);
+    }
+
+    pub fn desired(&self, desired: Desired) {
+        let now = self.clock.boottime();
+        self.change(|s| {
+            // An order under an older generation is not obeyed.
+            if desired.generation >= s.lease.generation() {
+                s.desired = Some(Arc::new(desired));
+                s.desired_at = now;
+            }
+        });
+    }
+
+    pub fn acked(&self, ack: &BeatAck) {
+        let now = self.clock.boottime();
+        let mut state = self.lock();
+        state.lease.acked(ack, now);
+        if let Some(q) = &mut state.quiet
+            && q.announced == Some(ack.number)
+        {
+            q.acknowledged = true;
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// The next beat, or silence. The announcement of a quiet interval is the last beat before it.
+    pub fn next_beat(&self) -> NextBeat {
+        let sent = self.clock.boottime();
+        let mut state = self.lock();
+        if state.quiet.as_ref().is_some_and(|q| q.announced.is_some()) {
+            return NextBeat::Hush;
+        }
+        state.beats += 1;
+        let number = state.beats;
+        let mut quiet_ms = 0;
+        if let Some(q) = &mut state.quiet {
+            q.announced = Some(number);
+            quiet_ms = q.bound_ms;
+        }
+        NextBeat::Send(Beat {
+            generation: state.lease.generation(),
+            number,
+            sent,
+            activity: state.activity.clone(),
+            quiet_ms,
+            progress: state.progress,
+        })
+    }
+
+    /// Returns once no quiet interval is declared.
+    pub async fn not_quiet(&self) {
+        loop {
+            let ended = self.quiet_ended.notified();
+            tokio::pin!(ended);
+            // Registered before the check, so that an end between the two is not missed.
+            ended.as_mut().enable();
+            if self.lock().quiet.is_none() {
+                return;
+            }
+            ended.await;
+        }
+    }
+}

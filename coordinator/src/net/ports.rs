@@ -1,0 +1,129 @@
+//! What the network asks of the rest of the coordinator. Parsed, bounded, authenticated messages leave `net` through
+//! these traits and nowhere else.
+//!
+//! Implementors must be safe to repeat: an agent re-sends whatever it has no answer for. Every call may come from many
+//! connections at once; per host, calls come from one connection at a time.
+
+use std::{future::Future, path::PathBuf};
+
+use drums_common::{
+    clock::{Micros, MonoMicros},
+    digest::Sha256,
+    failure::Failure,
+    ids::{HostId, InstallationId, RunId},
+    machine::{HostFacts, MachineIdentity},
+    wire::latest::{AgentHello, Beat, BeatAck, Desired, EvidenceAck, EvidenceBatch, Welcome},
+};
+use tokio::sync::watch;
+
+/// Who speaks, as its certificate says. Never taken from a message.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Peer {
+    pub host: HostId,
+    pub installation: InstallationId,
+    /// SHA-256 of the certificate's DER.
+    pub certificate: Sha256,
+}
+
+/// What a host is to do, level-triggered: only the last value counts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Order {
+    Desired(Desired),
+    /// The host was released or its certificate revoked: it exits and does not come back.
+    Retire {
+        reason: String,
+    },
+}
+
+/// An accepted connection of a host.
+#[derive(Debug)]
+pub struct Accepted {
+    pub welcome: Welcome,
+    /// The present order at once, and every later one. The connection ends when the sender is dropped.
+    pub orders: watch::Receiver<Order>,
+}
+
+/// The agents' endpoint.
+pub trait Ports: Send + Sync + 'static {
+    /// The machine that this host ran on when it was last welcomed, or `None`. A connection from another one is refused
+    /// by `net` before `on_connect`.
+    fn machine_of(&self, host: &HostId) -> impl Future<Output = Option<MachineIdentity>> + Send;
+
+    /// A host says hello. Store its facts, hand out the generation; or refuse (released host, revoked certificate),
+    /// in words for the agent's operator. A refused agent exits if the failure's class is `Refused` or `Permanent`, and
+    /// tries again if it is `Transient`.
+    fn on_connect(&self, peer: &Peer, hello: AgentHello) -> impl Future<Output = Result<Accepted, Failure>> + Send;
+
+    /// Fresh facts after a preflight.
+    fn facts(&self, peer: &Peer, facts: HostFacts) -> impl Future<Output = ()> + Send;
+
+    /// The agent cannot meet a run's demand. The run ends by evidence; this is for people.
+    fn demand_refused(&self, peer: &Peer, run: RunId, failure: Failure) -> impl Future<Output = ()> + Send;
+
+    /// Commits a batch and only then returns the cumulative acknowledgement. Idempotent on (run, host, seq). Records that
+    /// do not follow what is committed are not stored: the answer then names what is committed, and the agent goes back
+    /// to there. `net` has checked that every record names this run and this host. A failure is told to nobody but the
+    /// log; the stream ends and the agent sends again.
+    fn commit_evidence(
+        &self,
+        peer: &Peer,
+        batch: EvidenceBatch,
+    ) -> impl Future<Output = Result<EvidenceAck, Failure>> + Send;
+
+    /// A beat, with the coordinator's CLOCK_BOOTTIME on arrival. Never blocks. `None` (old generation) is not answered.
+    fn beat(&self, peer: &Peer, beat: &Beat, received: MonoMicros) -> Option<BeatAck>;
+
+    /// The host's connection ended. `reason` is for people. Not called for a connection that another one of the same
+    /// agent replaced.
+    fn disconnected(&self, peer: &Peer, reason: &str);
+
+    /// Path of an artifact of the home, complete and verified when it was stored.
+    fn artifact(&self, sha256: Sha256) -> impl Future<Output = Result<PathBuf, Failure>> + Send;
+
+    /// Something that an operator should know of: a second machine with an enrolled identity, a foreign certificate.
+    /// `host` is `None` if the peer could not prove to be one.
+    fn report(&self, host: Option<&HostId>, failure: &Failure);
+}
+
+/// What may be wrong with a secret. Both sides get to know which.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenRefusal {
+    #[error("the token's secret is not known here")]
+    Unknown,
+    #[error("the token expired")]
+    Expired,
+    #[error("the token has been used already")]
+    Reused,
+    #[error("the token is for host {0}")]
+    WrongHost(HostId),
+    #[error("the host was released")]
+    Released,
+    /// The store could not answer: the agent tries again.
+    #[error("the store failed: {0}")]
+    Store(String),
+}
+
+/// One attempt to use a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redemption {
+    /// The store never sees the secret itself.
+    pub secret_sha256: Sha256,
+    pub host: HostId,
+    pub installation: InstallationId,
+    /// SHA-256 of the public key in the signing request (SubjectPublicKeyInfo, DER).
+    pub key_sha256: Sha256,
+    pub now: Micros,
+}
+
+/// Where tokens are kept, by the SHA-256 of their secrets.
+pub trait TokenStore: Send + Sync + 'static {
+    /// Uses up a token, in one transaction. A second call with the same secret *and* the same key is answered `Ok` until
+    /// the token expires (the reply to the first may have been lost); with another key it is `Reused`.
+    fn redeem(&self, redemption: Redemption) -> impl Future<Output = Result<(), TokenRefusal>> + Send;
+
+    /// A certificate was issued. Recorded before the agent gets it.
+    fn enrolled(&self, peer: Peer, expires: Micros) -> impl Future<Output = Result<(), TokenRefusal>> + Send;
+
+    /// An enrolment was refused: for the audit trail.
+    fn refused(&self, host: &HostId, failure: &Failure);
+}
