@@ -30,6 +30,9 @@ use nix::{
     time::{ClockId, clock_gettime},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use crate::engine::api::Prober;
 
 /// The guest's answers are a few hundred bytes; anything near this is not ours.
 pub const MAX_RESPONSE: usize = 1 << 20;
@@ -228,6 +231,28 @@ pub fn post_json<B: Serialize, R: DeserializeOwned>(
         source: CallError::Json(e.to_string()),
     })?;
     call(target, "POST", path, Some(&body), timeout)
+}
+
+/// This module as the engine's [`Prober`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HttpProber;
+
+impl Prober for HttpProber {
+    fn ready(
+        &self,
+        target: &Target,
+        nonce: &str,
+        deadline_us: u64,
+        alive: &mut dyn FnMut() -> bool,
+    ) -> Result<ReadyAnswer, ProbeError> {
+        wait_ready(target, nonce, deadline_us, alive)
+    }
+    fn post(&self, target: &Target, path: &str, body: &Value, timeout: Duration) -> Result<Value, ProbeError> {
+        post_json(target, path, body, timeout)
+    }
+    fn get(&self, target: &Target, path: &str, timeout: Duration) -> Result<Value, ProbeError> {
+        get_json(target, path, timeout)
+    }
 }
 
 /// One call within `timeout`. Connecting is retried (a refused or swallowed SYN has changed nothing in the guest); a

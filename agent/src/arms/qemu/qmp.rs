@@ -57,14 +57,8 @@ pub struct Qmp {
 impl Qmp {
     /// Waits for the greeting and leaves capability negotiation. Every later command is bounded by `timeout` too.
     pub fn negotiate(stream: UnixStream, timeout: Duration) -> Result<Self, QmpError> {
-        let mut q = Self {
-            stream,
-            inbox: Vec::new(),
-            next_id: 1,
-            timeout,
-            version: String::new(),
-            events: VecDeque::new(),
-        };
+        let mut q =
+            Self { stream, inbox: Vec::new(), next_id: 1, timeout, version: String::new(), events: VecDeque::new() };
         let deadline = raw_us() + timeout.as_micros() as u64;
         let greeting = q.line("greeting", deadline, timeout)?;
         let version = &greeting["QMP"]["version"]["qemu"];
@@ -286,8 +280,7 @@ mod tests {
 
     use super::*;
 
-    const GREETING: &str =
-        r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}"#;
+    const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}"#;
 
     /// A peer that greets, takes one line per script entry (which must contain the first text) and answers the second
     /// with ID replaced.

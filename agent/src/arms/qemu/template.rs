@@ -106,12 +106,7 @@ impl Manifest {
     pub fn seal(folder: &Path, fingerprint: Fingerprint) -> Result<Self, TemplateError> {
         let (ram, state) = (folder.join(RAM), folder.join(STATE));
         let state_bytes = meta(&state)?.len();
-        Ok(Self {
-            fingerprint,
-            ram_sha256: content_digest(&ram)?,
-            state_sha256: content_digest(&state)?,
-            state_bytes,
-        })
+        Ok(Self { fingerprint, ram_sha256: content_digest(&ram)?, state_sha256: content_digest(&state)?, state_bytes })
     }
 
     pub fn read(folder: &Path) -> Result<Self, TemplateError> {
