@@ -21,10 +21,13 @@ build: prepare-build ## Build every binary (debug) into $CARGO_TARGET_DIR
 	cargo build --locked --workspace --bins
 
 demo: prepare-demo ## Run EXP-028 for real on this machine: eight arms, two agents, one verdict
-	@$(XTASK) demo
+	@echo "build       release build (some minutes the first time)"
+	@cargo build --quiet --locked --release -p xtask -p drums-agent -p drums-coordinator
+	@"$$CARGO_TARGET_DIR/release/xtask" demo
 
 demo-clean: prepare-build ## Remove what a crashed demo left behind
-	@$(XTASK) demo-clean
+	@cargo build --quiet --locked --release -p xtask -p drums-agent -p drums-coordinator
+	@"$$CARGO_TARGET_DIR/release/xtask" demo-clean
 
 test: prepare-test ## Everything that is checked: `cargo xtask check`, then all tests; names what was skipped
 	$(XTASK) check

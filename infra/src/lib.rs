@@ -1,4 +1,5 @@
 //! What a machine needs before and beside a run: image recipes, the lab network of demos and tests, the leak gate.
 
+pub mod fleet;
 pub mod lab;
 pub mod leakgate;

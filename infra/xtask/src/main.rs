@@ -1,8 +1,12 @@
 //! The project's own tasks. Each is a subcommand; what a task knows lives in its own module.
 
 mod check;
+mod demo;
+mod image;
 mod skips;
 mod workspace;
+
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -22,23 +26,45 @@ enum Task {
     Advisories,
     /// Name and count the skips of the last nextest run; fails on one that this project does not allow
     Skips,
+    /// Run EXP-028 on this machine: coordinator and two agents in namespaces, results under target/demo
+    Demo(demo::DemoArgs),
+    /// Remove what crashed demos left behind
+    DemoClean,
+    /// Build a workload tree and its manifest
+    Image {
+        #[command(subcommand)]
+        recipe: Recipe,
+    },
 }
 
-fn main() -> std::process::ExitCode {
-    let result = match Args::parse().task {
-        Task::Check(args) => check::run(&args),
-        Task::Advisories => check::advisories(),
-        Task::Skips => skips::run(),
-    };
-    report(result)
+#[derive(Subcommand)]
+enum Recipe {
+    /// busybox and drums-guest
+    Minimal {
+        /// Folder to write `tree/` and `manifest.json` into
+        #[arg(long)]
+        out: PathBuf,
+    },
 }
 
-fn report(result: Result<()>) -> std::process::ExitCode {
-    match result {
-        Ok(()) => std::process::ExitCode::SUCCESS,
+fn main() -> ExitCode {
+    match perform(Args::parse().task) {
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
-            std::process::ExitCode::FAILURE
+            ExitCode::FAILURE
         }
     }
+}
+
+fn perform(task: Task) -> Result<ExitCode> {
+    match task {
+        Task::Check(args) => check::run(&args)?,
+        Task::Advisories => check::advisories()?,
+        Task::Skips => skips::run()?,
+        Task::Demo(args) => return demo::demo(&args),
+        Task::DemoClean => demo::clean()?,
+        Task::Image { recipe: Recipe::Minimal { out } } => image::minimal(&out)?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
