@@ -16,5 +16,6 @@ pub mod machine;
 pub mod spec;
 pub mod telemetry;
 pub mod token;
+pub mod verdict;
 pub mod williams;
 pub mod wire;

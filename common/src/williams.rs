@@ -14,7 +14,7 @@ use crate::{
 
 /// Blocks in one balanced square of `arms` arms: `blocks_per_host` is a multiple of it.
 pub fn square_size(arms: usize) -> usize {
-    if arms % 2 == 0 || arms == 1 { arms } else { 2 * arms }
+    if arms.is_multiple_of(2) || arms == 1 { arms } else { 2 * arms }
 }
 
 /// The plain Williams square: `square_size(k)` rows, each a permutation of `0..k`.
