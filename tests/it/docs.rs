@@ -1,0 +1,53 @@
+//! What the documents say, held against the project.
+
+use std::{collections::BTreeSet, fs};
+
+use drums_tests::root;
+
+/// Names of all test functions in the project.
+fn test_functions() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut todo = vec![root().to_owned()];
+    while let Some(dir) = todo.pop() {
+        for entry in fs::read_dir(&dir).unwrap().flatten() {
+            let path = entry.path();
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if path.is_dir() && name != "target" && !name.starts_with('.') {
+                todo.push(path);
+            } else if name.ends_with(".rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                for part in text.split("#[test]").skip(1).chain(text.split("#[tokio::test").skip(1)) {
+                    let function = part.split("fn ").nth(1).and_then(|s| s.split(['(', '<']).next());
+                    found.extend(function.map(str::to_owned));
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_promise_names_a_test_that_exists() {
+    let text = fs::read_to_string(root().join("docs/promises.md")).unwrap();
+    let tests = test_functions();
+    let mut promises = 0;
+    for line in text.lines().filter(|l| l.starts_with(|c: char| c.is_ascii_digit())) {
+        promises += 1;
+        let number = line.split('.').next().unwrap();
+        assert_eq!(number, promises.to_string(), "promises are numbered without gaps: {line}");
+        let (_, named) = line.rsplit_once("Test: ").unwrap_or_else(|| panic!("names no test: {line}"));
+        for name in named.split('`').skip(1).step_by(2) {
+            let function = name.rsplit("::").next().unwrap();
+            assert!(tests.contains(function), "promise {number} names {name}, which does not exist");
+        }
+        assert!(named.contains('`'), "names no test: {line}");
+    }
+    assert!(promises > 0, "there are no promises");
+}
+
+#[test]
+fn architecture_states_its_invariants() {
+    let text = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
+    let invariants = text.lines().filter(|l| l.contains("**Invariant:**")).count();
+    assert!(invariants >= 8, "{invariants} invariants");
+}
