@@ -154,8 +154,8 @@ pub struct Layout {
     pub logs: PathBuf,
     /// Where `drums-agent setup` has put CRIU, runc and QEMU.
     pub tools: PathBuf,
-    /// Further arguments for the coordinator, such as shorter leases.
-    pub coordinator_arguments: Vec<String>,
+    /// What the coordinator's configuration says beyond where it is reached, TOML: tests shorten its leases.
+    pub coordinator_config: String,
 }
 
 #[derive(Debug)]
@@ -186,12 +186,16 @@ impl Fleet {
         let hosts = hosts.iter().map(host).collect();
         let fleet = Self { layout, lab, coordinator: None, hosts };
         fleet.ctl(&["init"])?;
+        let path = fleet.layout.home.join("coordinator.toml");
+        let config =
+            format!("advertise = [\"{}\"]\n{}", fleet.lab.coordinator.address, fleet.layout.coordinator_config);
+        fs::write(&path, config).map_err(|source| FleetError::File { attempt: "write", path, source })?;
         Ok(fleet)
     }
 
     pub fn start_coordinator(&mut self) -> Result<(), FleetError> {
         let mut command = Command::new(&self.layout.binaries.coordinator);
-        command.arg("--home").arg(&self.layout.home).args(&self.layout.coordinator_arguments);
+        command.arg("--home").arg(&self.layout.home);
         let log = self.layout.logs.join("coordinator.log");
         let mut daemon = Daemon::start("drums-coordinator", &self.lab.coordinator, &mut command, &log)?;
         let socket = self.layout.home.join("drums.sock");
@@ -206,8 +210,7 @@ impl Fleet {
 
     /// Adds a host and starts its agent with the token that this printed; waits until the coordinator shows it connected.
     pub fn enrol(&mut self, name: &str) -> Result<(), FleetError> {
-        let address = self.lab.coordinator.address.to_string();
-        let token = self.ctl(&["host", "add", name, "--address", &address])?;
+        let token = self.ctl(&["host", "add", name])?;
         let path = self.layout.states.join(format!("{name}.token"));
         let word = token.split_whitespace().find(|w| w.starts_with("drums1.")).unwrap_or_default();
         write_private(&path, word.as_bytes())?;

@@ -93,7 +93,7 @@ fn with_fleet(
         states: out.join("agents"),
         logs: out.join("logs"),
         tools: args.tools.clone(),
-        coordinator_arguments: Vec::new(),
+        coordinator_config: String::new(),
     };
     say("network", "coordinator 198.18.0.1, h1 198.18.0.11, h2 198.18.0.12, each in a namespace of its own");
     let mut fleet = match Fleet::prepare(layout, &HOSTS) {
