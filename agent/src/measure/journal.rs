@@ -1,0 +1,80 @@
+//! The measuring side's pen: numbers, generations and times on records, commits outside timed windows, and the run's
+//! `Progress` kept in step with what was written.
+
+use std::sync::Arc;
+
+use drums_common::{
+    clock::Clock,
+    evidence::{Body, Log},
+};
+
+use super::progress::Progress;
+use crate::{
+    net::Link,
+    spool::{RunSpool, SpoolError, SpoolWriter},
+};
+
+/// Longer log texts are cut.
+const MAX_TEXT: usize = 64 * 1024;
+const CUT: &str = " ... (cut)";
+
+/// One run's journal on this host.
+pub struct Journal {
+    writer: SpoolWriter,
+    link: Link,
+    clock: Arc<dyn Clock>,
+    progress: Progress,
+}
+
+impl Journal {
+    /// Opens the run's spool for writing and reads what is in it.
+    pub fn open(spool: &Arc<RunSpool>, link: Link, clock: Arc<dyn Clock>) -> Result<Self, SpoolError> {
+        let progress = Progress::of(&spool.records()?);
+        Ok(Self { writer: spool.writer()?, link, clock, progress })
+    }
+
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// Buffers a record. Nothing of it is durable before `commit`.
+    pub fn record(&mut self, body: Body) -> Result<(), SpoolError> {
+        if self.writer.commit_due() {
+            self.commit()?;
+        }
+        self.progress.apply(&body);
+        self.writer.append(self.link.generation(), self.clock.now(), body)?;
+        Ok(())
+    }
+
+    pub fn log(&mut self, level: &str, target: &str, text: &str) -> Result<(), SpoolError> {
+        self.record(Body::Log(Log { level: level.to_owned(), target: target.to_owned(), text: cut(text) }))
+    }
+
+    /// Waits for the disk. Never inside a timed window.
+    pub fn commit(&mut self) -> Result<(), SpoolError> {
+        self.writer.commit()?;
+        self.link.progressed();
+        Ok(())
+    }
+}
+
+fn cut(text: &str) -> String {
+    if text.len() <= MAX_TEXT {
+        return text.to_owned();
+    }
+    let end = (0..=MAX_TEXT - CUT.len()).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
+    format!("{}{CUT}", &text[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_are_cut_with_a_mark_at_a_character() {
+        assert_eq!(cut("short"), "short");
+        let long = cut(&"é".repeat(MAX_TEXT));
+        assert!(long.len() <= MAX_TEXT && long.ends_with(CUT));
+    }
+}
