@@ -1,7 +1,12 @@
 //! What the measuring side may ask of the engine, and what it gets back. Everything here is data or a trait; the block
 //! loop codes against this file and against nothing else of the engine.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use drums_common::{
     arm::ArmKind,
@@ -235,6 +240,10 @@ pub trait Prober: Send {
 pub trait ArmEngine {
     /// Why an arm kind cannot run here, in words an operator can act on; `None` when it can.
     fn unfit(&self, kind: ArmKind) -> Option<String>;
+
+    /// Hands over the flag that, once set, makes an operation under way give up as soon as it can: the closure that
+    /// readiness probes ask whether to go on must look at it. Called once, before anything else.
+    fn give_up_when(&mut self, flag: Arc<AtomicBool>);
 
     /// A session number that was never handed out before, also not before a crash.
     fn next_session(&mut self, generation: Generation) -> Result<SessionRef, EngineError>;
