@@ -49,6 +49,12 @@ impl Instants {
     }
 }
 
+/// For conditions that the kernel announces to nobody: the pause before looking again. Never inside a timed window.
+pub fn pause_before_looking_again(pause: std::time::Duration) {
+    #[allow(clippy::disallowed_methods)] // the named helper that the ban asks for
+    std::thread::sleep(pause);
+}
+
 /// Milliseconds between two raw readings.
 pub fn span_ms(start_us: u64, end_us: u64) -> f64 {
     end_us.saturating_sub(start_us) as f64 / 1_000.0

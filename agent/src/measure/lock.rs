@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use super::clock;
+
 /// The kernel tells nobody about a freed lock without blocking for it, so a waiter that must also hear of a
 /// cancellation looks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -36,7 +38,7 @@ impl MachineLock {
             match file.try_lock() {
                 Ok(()) => return Ok(Some(Self { _file: file })),
                 Err(TryLockError::WouldBlock) if give_up() => return Ok(None),
-                Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK_AGAIN),
+                Err(TryLockError::WouldBlock) => clock::pause_before_looking_again(LOOK_AGAIN),
                 Err(TryLockError::Error(source)) => return Err(LockError::Lock { path: path.to_owned(), source }),
             }
         }

@@ -73,10 +73,7 @@ impl Progress {
             kind,
             result: BlockResult::Interrupted(why.to_owned()),
             // Nothing was read at its end, and `settled: false` with the reason says so.
-            environment: Environment {
-                unsettled: vec![format!("no reading: {why}")],
-                ..Environment::default()
-            },
+            environment: Environment { unsettled: vec![format!("no reading: {why}")], ..Environment::default() },
         })
     }
 

@@ -80,7 +80,7 @@ pub fn settle(baseline: &Survey, limit: Duration, mut survey: impl FnMut() -> Su
             return Settled { waited_ms: waited as f64 / 1_000.0, left };
         }
         previous = Some(now);
-        std::thread::sleep(PAUSE);
+        clock::pause_before_looking_again(PAUSE);
     }
 }
 
@@ -256,7 +256,7 @@ mod tests {
             if seen {
                 break;
             }
-            std::thread::sleep(Duration::from_millis(1));
+            clock::pause_before_looking_again(Duration::from_millis(1));
         }
         assert!(seen);
         c.wait().unwrap();
