@@ -171,3 +171,6 @@ impl Spool {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests;

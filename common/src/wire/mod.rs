@@ -9,6 +9,7 @@
 //! datagram:    payload alone
 //! ```
 
+pub mod close;
 pub mod codec;
 pub mod frame;
 pub mod hello;

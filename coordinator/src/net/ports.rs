@@ -45,7 +45,8 @@ pub struct Accepted {
 
 /// The agents' endpoint.
 pub trait Ports: Send + Sync + 'static {
-    /// The machine that this host ran on when it was last welcomed, or `None`. A connection from another one is refused
+    /// The machine that this host ran on when it was last welcomed, or `None` if it never was or was enrolled anew since.
+    /// A connection from another one is refused
     /// by `net` before `on_connect`.
     fn machine_of(&self, host: &HostId) -> impl Future<Output = Option<MachineIdentity>> + Send;
 
@@ -77,7 +78,8 @@ pub trait Ports: Send + Sync + 'static {
     /// agent replaced.
     fn disconnected(&self, peer: &Peer, reason: &str);
 
-    /// Path of an artifact of the home, complete and verified when it was stored.
+    /// Path of an artifact of the home, complete and verified when it was stored. Agents fetch a workload as its manifest
+    /// (canonical JSON, whose SHA-256 is the workload's digest) and then each file by its own digest.
     fn artifact(&self, sha256: Sha256) -> impl Future<Output = Result<PathBuf, Failure>> + Send;
 
     /// Something that an operator should know of: a second machine with an enrolled identity, a foreign certificate.

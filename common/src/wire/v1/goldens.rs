@@ -208,6 +208,7 @@ fn messages_keep_their_bytes() {
         agent_version: "0.1.0".into(),
         agent_sha256: sha("agent"),
         installation: InstallationId([1, 2, 3, 4]),
+        instance: 0x0102_0304_0506_0708,
         facts: facts(),
         spools: vec![SpoolState { run: run(), last_seq: 9, closed: true }],
     };

@@ -17,6 +17,8 @@ pub struct AgentHello {
     pub agent_version: String,
     pub agent_sha256: Sha256,
     pub installation: InstallationId,
+    /// Drawn when the agent's process started: tells a reconnect from a second agent with the same identity.
+    pub instance: u64,
     pub facts: HostFacts,
     /// What the spool holds, so that the coordinator knows what will come.
     pub spools: Vec<SpoolState>,

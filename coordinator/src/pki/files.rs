@@ -1,0 +1,48 @@
+//! Key and certificate files: whole or absent, and keys for their owner only.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::Write as _,
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::Path,
+};
+
+use super::PkiError;
+
+fn io(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> PkiError {
+    let path = path.to_owned();
+    move |source| PkiError::Io { doing, path, source }
+}
+
+pub(super) fn make_private_dir(dir: &Path) -> Result<(), PkiError> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io("make the folder", dir))
+}
+
+pub(super) fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), PkiError> {
+    let new = path.with_extension("new");
+    let put = || {
+        // What a crash left behind may have another mode.
+        let _ = fs::remove_file(&new);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&new, path)
+    };
+    put().map_err(io("write", path))
+}
+
+pub(super) fn sync_dir(dir: &Path) -> Result<(), PkiError> {
+    File::open(dir).and_then(|d| d.sync_all()).map_err(io("sync the folder", dir))
+}
+
+pub(super) fn read_text(path: &Path) -> Result<String, PkiError> {
+    fs::read_to_string(path).map_err(io("read", path))
+}
+
+pub(super) fn read_key(path: &Path) -> Result<String, PkiError> {
+    let mode = fs::metadata(path).map_err(io("look at", path))?.permissions().mode() & 0o777;
+    if mode & 0o077 != 0 {
+        return Err(PkiError::LooseKey { path: path.to_owned(), mode });
+    }
+    read_text(path)
+}

@@ -1,0 +1,274 @@
+//! The private CA of a home: who is the coordinator, who is an operator, which agent is which host.
+//!
+//! Owns the key files (mode 0600) and what a certificate says. Knows no network. Server certificates carry one fixed
+//! name (`SERVER_NAME`), so that addresses may change; agents carry `drums:agent:<host>:<installation>`, operators
+//! `drums:operator:<name>`, as URI in the subject's alternative names.
+//!
+//! ```text
+//! pki/ca.{pem,key}  server.{pem,key}  operator.{pem,key}  quic.key (stateless resets and connection ids)
+//! ```
+
+mod files;
+mod subject;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use drums_common::{
+    clock::Micros,
+    digest::Sha256,
+    ids::{HostId, InstallationId},
+    wire::SERVER_NAME,
+};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject as _};
+
+pub use self::subject::{NotAnAgent, Subject, subject_of};
+
+/// The CA and the server: ten years, longer than any use of a home; replacing a CA means enrolling every agent again.
+const CA_DAYS: i64 = 3_650;
+/// Agents and operators: two years. An agent whose certificate ends is enrolled again with a new token.
+const LEAF_DAYS: i64 = 730;
+/// Certificates begin a day early: agents' clocks may be behind.
+const EARLY_DAYS: i64 = 1;
+const DAY_US: i64 = 86_400_000_000;
+
+#[derive(Debug, thiserror::Error)]
+pub enum PkiError {
+    #[error("cannot {doing} {}", path.display())]
+    Io { doing: &'static str, path: PathBuf, source: io::Error },
+    #[error("{} is readable by others (mode {mode:o}); a key must have mode 600", path.display())]
+    LooseKey { path: PathBuf, mode: u32 },
+    #[error("{} is not what was written there: {what}", path.display())]
+    Damaged { path: PathBuf, what: String },
+    #[error("{} has some key files but not {missing}; restore it from a backup of the home", dir.display())]
+    Incomplete { dir: PathBuf, missing: &'static str },
+    #[error("cannot make {what}")]
+    Make { what: &'static str, source: rcgen::Error },
+    #[error("the signing request is malformed")]
+    BadRequest { source: rcgen::Error },
+    #[error("the time {0} is outside the calendar")]
+    BadTime(Micros),
+}
+
+/// A certificate with its key, for rustls.
+#[derive(Debug)]
+pub struct Credentials {
+    /// The leaf, then the CA: an enrolling agent knows the CA by its digest only.
+    pub chain: Vec<CertificateDer<'static>>,
+    pub key: PrivateKeyDer<'static>,
+}
+
+/// A certificate that was issued to an agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Issued {
+    pub pem: String,
+    pub sha256: Sha256,
+    pub expires: Micros,
+}
+
+/// A signing request that holds together: its signature was made with the key it names.
+#[derive(Debug)]
+pub struct SigningRequest {
+    parsed: CertificateSigningRequestParams,
+    /// SHA-256 of the public key.
+    pub key_sha256: Sha256,
+}
+
+impl SigningRequest {
+    pub fn parse(der: &[u8]) -> Result<Self, PkiError> {
+        let parsed = CertificateSigningRequestParams::from_der(&der.to_vec().into())
+            .map_err(|source| PkiError::BadRequest { source })?;
+        let key_sha256 = Sha256::of(parsed.public_key.der_bytes());
+        Ok(Self { parsed, key_sha256 })
+    }
+}
+
+/// An opened CA.
+pub struct Pki {
+    dir: PathBuf,
+    ca_pem: String,
+    ca_der: CertificateDer<'static>,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+// The issuer holds the CA's key.
+impl std::fmt::Debug for Pki {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pki").field("dir", &self.dir).field("ca", &self.fingerprint()).finish_non_exhaustive()
+    }
+}
+
+const FILES: [&str; 7] = ["ca.pem", "ca.key", "server.pem", "server.key", "operator.pem", "operator.key", "quic.key"];
+
+impl Pki {
+    /// Opens the CA in `dir`, or makes everything if there is nothing. The second value is true if it was made. A folder
+    /// that has only some of the files is left alone and refused.
+    pub fn open_or_create(dir: &Path, now: Micros) -> Result<(Self, bool), PkiError> {
+        let present = FILES.iter().filter(|f| dir.join(f).exists()).count();
+        if present > 0 {
+            return Ok((Self::open(dir)?, false));
+        }
+        Self::create(dir, now)?;
+        Ok((Self::open(dir)?, true))
+    }
+
+    pub fn open(dir: &Path) -> Result<Self, PkiError> {
+        if let Some(missing) = FILES.iter().find(|f| !dir.join(f).exists()) {
+            return Err(PkiError::Incomplete { dir: dir.to_owned(), missing });
+        }
+        let cert_path = dir.join("ca.pem");
+        let damaged = |path: &Path, what: String| PkiError::Damaged { path: path.to_owned(), what };
+        let ca_pem = files::read_text(&cert_path)?;
+        let ca_der =
+            CertificateDer::from_pem_slice(ca_pem.as_bytes()).map_err(|e| damaged(&cert_path, e.to_string()))?;
+        let key_path = dir.join("ca.key");
+        let key = KeyPair::from_pem(&files::read_key(&key_path)?).map_err(|e| damaged(&key_path, e.to_string()))?;
+        let issuer = Issuer::from_ca_cert_der(&ca_der, key).map_err(|e| damaged(&cert_path, e.to_string()))?;
+        Ok(Self { dir: dir.to_owned(), ca_pem, ca_der, issuer })
+    }
+
+    fn create(dir: &Path, now: Micros) -> Result<(), PkiError> {
+        files::make_private_dir(dir)?;
+        let what = "the CA";
+        let key = KeyPair::generate().map_err(|source| PkiError::Make { what, source })?;
+        let mut params = params("DrumsBench CA", now, CA_DAYS)?;
+        // It signs leaves only, never another CA.
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let cert = params.self_signed(&key).map_err(|source| PkiError::Make { what, source })?;
+        let ca_pem = cert.pem();
+        let key_pem = key.serialize_pem();
+        let issuer = Issuer::new(params, key);
+
+        let what = "the server's certificate";
+        let names = [SERVER_NAME, "localhost", "127.0.0.1", "::1"].map(str::to_owned).to_vec();
+        let server_key = KeyPair::generate().map_err(|source| PkiError::Make { what, source })?;
+        let mut server = self::params(SERVER_NAME, now, CA_DAYS)?;
+        server.subject_alt_names =
+            CertificateParams::new(names).map_err(|source| PkiError::Make { what, source })?.subject_alt_names;
+        server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let server_cert = server.signed_by(&server_key, &issuer).map_err(|source| PkiError::Make { what, source })?;
+
+        let (operator_pem, operator_key) = issue_operator(&issuer, "operator", now)?;
+
+        // The CA's key comes last: a crash before it leaves a folder that is refused, never one that half-works.
+        files::write(&dir.join("server.pem"), server_cert.pem().as_bytes(), 0o644)?;
+        files::write(&dir.join("server.key"), server_key.serialize_pem().as_bytes(), 0o600)?;
+        files::write(&dir.join("operator.pem"), operator_pem.as_bytes(), 0o644)?;
+        files::write(&dir.join("operator.key"), operator_key.as_bytes(), 0o600)?;
+        let quic: [u8; 40] = rand::random();
+        files::write(&dir.join("quic.key"), hex::encode(quic).as_bytes(), 0o600)?;
+        files::write(&dir.join("ca.pem"), ca_pem.as_bytes(), 0o644)?;
+        files::write(&dir.join("ca.key"), key_pem.as_bytes(), 0o600)?;
+        files::sync_dir(dir)
+    }
+
+    /// SHA-256 of the CA certificate's DER: what tokens pin.
+    pub fn fingerprint(&self) -> Sha256 {
+        Sha256::of(&self.ca_der)
+    }
+    pub fn ca_pem(&self) -> &str {
+        &self.ca_pem
+    }
+    pub fn ca_der(&self) -> &CertificateDer<'static> {
+        &self.ca_der
+    }
+    pub fn ca_path(&self) -> PathBuf {
+        self.dir.join("ca.pem")
+    }
+    /// Certificate and key of the operator who made the home.
+    pub fn operator_paths(&self) -> (PathBuf, PathBuf) {
+        (self.dir.join("operator.pem"), self.dir.join("operator.key"))
+    }
+
+    /// What every server of this coordinator shows.
+    pub fn server(&self) -> Result<Credentials, PkiError> {
+        let (cert_path, key_path) = (self.dir.join("server.pem"), self.dir.join("server.key"));
+        let leaf = CertificateDer::from_pem_slice(files::read_text(&cert_path)?.as_bytes())
+            .map_err(|e| PkiError::Damaged { path: cert_path, what: e.to_string() })?;
+        let key = PrivatePkcs8KeyDer::from_pem_slice(files::read_key(&key_path)?.as_bytes())
+            .map_err(|e| PkiError::Damaged { path: key_path, what: e.to_string() })?;
+        Ok(Credentials { chain: vec![leaf, self.ca_der.clone()], key: key.into() })
+    }
+
+    /// Keys that outlive a restart: with them an agent learns at its next packet that the coordinator was restarted.
+    pub fn quic_keys(&self) -> Result<QuicKeys, PkiError> {
+        let path = self.dir.join("quic.key");
+        let mut bytes = [0; 40];
+        hex::decode_to_slice(files::read_key(&path)?.trim(), &mut bytes)
+            .map_err(|e| PkiError::Damaged { path, what: e.to_string() })?;
+        let (mut reset, mut cid) = ([0; 32], [0; 8]);
+        reset.copy_from_slice(&bytes[..32]);
+        cid.copy_from_slice(&bytes[32..]);
+        Ok(QuicKeys { reset, connection_ids: u64::from_be_bytes(cid) })
+    }
+
+    /// Certifies an agent's key. What the request asks for beyond the key is ignored.
+    pub fn issue_agent(
+        &self,
+        request: &SigningRequest,
+        host: &HostId,
+        installation: InstallationId,
+        now: Micros,
+    ) -> Result<Issued, PkiError> {
+        let what = "an agent's certificate";
+        let mut params = params(host.as_str(), now, LEAF_DAYS)?;
+        let uri =
+            subject::agent_uri(host, installation).try_into().map_err(|source| PkiError::Make { what, source })?;
+        params.subject_alt_names = vec![SanType::URI(uri)];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        let cert = params
+            .signed_by(&request.parsed.public_key, &self.issuer)
+            .map_err(|source| PkiError::Make { what, source })?;
+        let expires = Micros(now.0.saturating_add(LEAF_DAYS * DAY_US));
+        Ok(Issued { pem: cert.pem(), sha256: Sha256::of(cert.der()), expires })
+    }
+
+    /// A further operator: certificate and key, both PEM.
+    pub fn issue_operator(&self, name: &str, now: Micros) -> Result<(String, String), PkiError> {
+        issue_operator(&self.issuer, name, now)
+    }
+}
+
+/// Keys of the QUIC endpoints.
+#[derive(Clone)]
+pub struct QuicKeys {
+    pub reset: [u8; 32],
+    pub connection_ids: u64,
+}
+
+fn issue_operator(issuer: &Issuer<'_, KeyPair>, name: &str, now: Micros) -> Result<(String, String), PkiError> {
+    let what = "an operator's certificate";
+    let key = KeyPair::generate().map_err(|source| PkiError::Make { what, source })?;
+    let mut params = params(name, now, LEAF_DAYS)?;
+    let uri = subject::operator_uri(name).try_into().map_err(|source| PkiError::Make { what, source })?;
+    params.subject_alt_names = vec![SanType::URI(uri)];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    let cert = params.signed_by(&key, issuer).map_err(|source| PkiError::Make { what, source })?;
+    Ok((cert.pem(), key.serialize_pem()))
+}
+
+fn params(common_name: &str, now: Micros, days: i64) -> Result<CertificateParams, PkiError> {
+    let at = |us: i64| {
+        time::OffsetDateTime::from_unix_timestamp(us.div_euclid(1_000_000)).map_err(|_| PkiError::BadTime(Micros(us)))
+    };
+    let mut out = CertificateParams::default();
+    out.not_before = at(now.0.saturating_sub(EARLY_DAYS * DAY_US))?;
+    out.not_after = at(now.0.saturating_add(days * DAY_US))?;
+    let mut name = DistinguishedName::new();
+    name.push(DnType::CommonName, common_name);
+    out.distinguished_name = name;
+    out.use_authority_key_identifier_extension = true;
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+use std::{fs, os::unix::fs::PermissionsExt as _};
+
+use super::*;
+
+const NOW: Micros = Micros(1_790_000_000_000_000);
+
+fn request() -> SigningRequest {
+    let key = KeyPair::generate().unwrap();
+    // Asks for more than it may have.
+    let mut params = CertificateParams::new(vec!["drums-coordinator".to_owned()]).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    SigningRequest::parse(params.serialize_request(&key).unwrap().der()).unwrap()
+}
+
+#[test]
+fn a_ca_is_made_once_and_opened_after() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("pki");
+    let (first, made) = Pki::open_or_create(&dir, NOW).unwrap();
+    assert!(made);
+    let (again, made) = Pki::open_or_create(&dir, NOW).unwrap();
+    assert!(!made);
+    assert_eq!(first.fingerprint(), again.fingerprint());
+    assert_eq!(first.quic_keys().unwrap().reset, again.quic_keys().unwrap().reset);
+    for file in FILES.iter().filter(|f| f.ends_with(".key")) {
+        let mode = fs::metadata(dir.join(file)).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{file}");
+    }
+    assert_eq!(first.server().unwrap().chain.len(), 2);
+}
+
+#[test]
+fn an_incomplete_or_loose_folder_is_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, _) = Pki::open_or_create(dir.path(), NOW).unwrap();
+    fs::set_permissions(dir.path().join("ca.key"), fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(matches!(Pki::open(dir.path()), Err(PkiError::LooseKey { mode: 0o644, .. })));
+    fs::remove_file(dir.path().join("ca.key")).unwrap();
+    let before = fs::read(dir.path().join("ca.pem")).unwrap();
+    assert!(matches!(Pki::open_or_create(dir.path(), NOW), Err(PkiError::Incomplete { missing: "ca.key", .. })));
+    assert_eq!(fs::read(dir.path().join("ca.pem")).unwrap(), before);
+}
+
+#[test]
+fn agents_get_their_own_name_and_nothing_they_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (pki, _) = Pki::open_or_create(dir.path(), NOW).unwrap();
+    let host: HostId = "h1".parse().unwrap();
+    let installation = InstallationId([1, 2, 3, 4]);
+    let issued = pki.issue_agent(&request(), &host, installation, NOW).unwrap();
+    let der = CertificateDer::from_pem_slice(issued.pem.as_bytes()).unwrap();
+    assert_eq!(subject_of(&der), Ok(Subject::Agent { host, installation, certificate: issued.sha256 }));
+    let (_, cert) = x509_parser::parse_x509_certificate(&der).unwrap();
+    assert!(!cert.is_ca());
+    assert!(cert.extended_key_usage().unwrap().unwrap().value.client_auth);
+    let text = format!("{:?}", cert.subject_alternative_name().unwrap().unwrap().value);
+    assert!(!text.contains("drums-coordinator"), "{text}");
+}
+
+#[test]
+fn names_that_are_not_agents_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let (pki, _) = Pki::open_or_create(dir.path(), NOW).unwrap();
+    let (pem, _) = pki.issue_operator("ada", NOW).unwrap();
+    let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+    assert!(matches!(subject_of(&der), Ok(Subject::Operator { name, .. }) if name == "ada"));
+    assert_eq!(subject_of(&pki.server().unwrap().chain[0]), Err(NotAnAgent::NoName));
+    assert_eq!(subject_of(b"garbage"), Err(NotAnAgent::Malformed));
+    for bad in ["drums:agent:h1", "drums:agent:H1:01020304", "drums:agent:h1:xyz", "drums:operator:", "drums:x:y"] {
+        assert!(matches!(subject::parse(bad, Sha256::of(b"")), Err(NotAnAgent::BadName(_))), "{bad}");
+    }
+}
+
+#[test]
+fn malformed_signing_requests_are_refused() {
+    for bytes in [&b""[..], b"garbage", &[0x30, 0x82, 0xff, 0xff]] {
+        assert!(matches!(SigningRequest::parse(bytes), Err(PkiError::BadRequest { .. })));
+    }
+    let key = KeyPair::generate().unwrap();
+    let mut der = CertificateParams::default().serialize_request(&key).unwrap().der().to_vec();
+    *der.last_mut().unwrap() ^= 1;
+    assert!(matches!(SigningRequest::parse(&der), Err(PkiError::BadRequest { .. })), "signature does not match");
+}
