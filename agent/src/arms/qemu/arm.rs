@@ -1,0 +1,308 @@
+//! Plans of the two qemu arms.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use drums_common::{arm::ArmKind, digest::Sha256, ids::SessionRef, machine::Accelerator};
+use serde_json::{Value, json};
+
+use super::{
+    args::{self, Accel, Boot, Machine, Memory},
+    steps::{
+        AwaitRunning, BootFiles, CheckManifest, EnsureInitrd, Monitor, RestoredFrom, SaveState, SealTemplate, SpawnQemu, Wanted,
+        template_faults,
+    },
+    template::{self, Digests},
+};
+use crate::{
+    arms::{Arm, GUEST_PORT, Plan, Site, Template, TemplatePlan, ToolPaths, WantedIdentity, cgroup_limits},
+    engine::api::{Personalise, SessionOrder, Target},
+    probe::post_json,
+    steps::{Cx, MakeCgroup, MakeDir, MakeTap, PlanError, Step},
+    sys::{Leaf, LeafOf, SessionNet, StdIo, Sys, ToolSpec},
+};
+
+/// One of the qemu arms.
+pub struct Qemu {
+    kind: ArmKind,
+    digests: Arc<Digests>,
+}
+
+impl Qemu {
+    pub fn cold() -> Self {
+        Self { kind: ArmKind::QemuCold, digests: Arc::default() }
+    }
+    pub fn warm() -> Self {
+        Self { kind: ArmKind::QemuWarm, digests: Arc::default() }
+    }
+
+    fn tools<'a>(&self, site: &'a Site) -> Result<Tools<'a>, PlanError> {
+        let need = |path: &'a Option<PathBuf>, tool: &'static str| {
+            path.as_ref().ok_or_else(|| PlanError::NoTool { arm: self.kind.to_string(), tool })
+        };
+        Ok(Tools {
+            qemu: need(&site.tools.qemu, "qemu-system-x86_64")?,
+            kernel: need(&site.tools.kernel, "guest kernel")?,
+            modules: need(&site.tools.modules_cpio, "archive of the guest kernel's modules")?,
+            data: site.tools.qemu_data.clone(),
+            accel: match site.tools.accelerator {
+                Some(Accelerator::KvmOnMetal | Accelerator::KvmNested) => Accel::Kvm,
+                _ => Accel::Tcg,
+            },
+        })
+    }
+
+    fn wanted(&self, site: &Site, order: &SessionOrder<'_>, tools: &Tools<'_>) -> Wanted {
+        // The kernel's folder names one kernel and its modules; both are in the name, so that neither can be stale.
+        let made_from = format!("{} {} {}", order.workload.sha256, tools.kernel.display(), tools.modules.display());
+        let initrd = site.scratch.join(format!("initramfs-{}.cpio", Sha256::of(made_from.as_bytes()).short()));
+        Wanted {
+            digests: self.digests.clone(),
+            qemu: tools.qemu.clone(),
+            accel: tools.accel,
+            memory_bytes: order.limits.memory_bytes,
+            boot: BootFiles {
+                kernel: tools.kernel.clone(),
+                tree: order.workload.tree.clone(),
+                modules: tools.modules.clone(),
+                initrd,
+            },
+        }
+    }
+
+    /// Steps of a machine with this memory; for a sibling, the folder of its template is checked on the way.
+    fn steps(
+        &self,
+        site: &Site,
+        order: &SessionOrder<'_>,
+        memory: Memory,
+        template: Option<(PathBuf, SessionNet)>,
+    ) -> Result<Vec<Box<dyn Step>>, PlanError> {
+        let tools = self.tools(site)?;
+        let wanted = self.wanted(site, order, &tools);
+        let (name, dir, net) = (site.name(order.session), site.dir(order.session), net(site, order.session));
+        let (log, serial) = (dir.join("qemu.log"), dir.join("serial.log"));
+        let identity = WantedIdentity::of(order);
+        let machine = Machine {
+            name: name.clone(),
+            accel: tools.accel,
+            memory_bytes: order.limits.memory_bytes,
+            memory,
+            boot: Boot {
+                kernel: wanted.boot.kernel.clone(),
+                initrd: wanted.boot.initrd.clone(),
+                parameters: parameters(&identity, &net),
+            },
+            serial,
+            data: tools.data.clone(),
+        };
+        let spec = ToolSpec {
+            program: tools.qemu.clone(),
+            args: machine.arguments(),
+            // Set-up is randomised where it can matter here: in the monitor's address space.
+            env: vec![("DRUMS_PAD".to_owned(), "x".repeat(order.environment_bytes as usize))],
+            leaf: Some(LeafOf { group: name.clone(), leaf: Leaf::Tool }),
+            stdout: StdIo::File(log.clone()),
+            stderr: StdIo::File(log.clone()),
+            ..ToolSpec::default()
+        };
+        let mut steps: Vec<Box<dyn Step>> = vec![Box::new(EnsureInitrd(wanted.boot.clone()))];
+        let state = template.as_ref().map(|(folder, _)| folder.join(template::STATE));
+        if let Some((folder, _)) = &template {
+            steps.push(Box::new(CheckManifest { folder: folder.clone(), wanted }));
+        }
+        steps.push(Box::new(MakeCgroup::new(&name, cgroup_limits(order))));
+        steps.push(Box::new(MakeDir::new(&dir, &[])));
+        steps.push(Box::new(MakeTap::new(net)));
+        steps.push(Box::new(SpawnQemu::new(spec, log.clone(), state)));
+        if template.is_some() {
+            steps.push(Box::new(AwaitRunning { log }));
+        }
+        Ok(steps)
+    }
+}
+
+struct Tools<'a> {
+    qemu: &'a PathBuf,
+    kernel: &'a PathBuf,
+    modules: &'a PathBuf,
+    data: Option<PathBuf>,
+    accel: Accel,
+}
+
+/// A machine's network: addresses of its session, hardware addresses of every machine, since a sibling continues with
+/// its template's.
+fn net(site: &Site, session: SessionRef) -> SessionNet {
+    SessionNet { host_mac: args::HOST_MAC, guest_mac: args::GUEST_MAC, ..site.net(session) }
+}
+
+fn target(net: &SessionNet) -> Target {
+    Target::new(std::net::SocketAddrV4::new(net.guest, GUEST_PORT))
+}
+
+/// What the guest's init reads on its kernel's command line.
+fn parameters(identity: &WantedIdentity, net: &SessionNet) -> Vec<(String, String)> {
+    let mac = net.host_mac.map(|b| format!("{b:02x}")).join(":");
+    [
+        ("boot", "vm".to_owned()),
+        ("hostname", identity.hostname.clone()),
+        ("machine_id", identity.machine_id.clone()),
+        ("port", GUEST_PORT.to_string()),
+        ("address", net.guest_cidr()),
+        ("gateway", net.host.to_string()),
+        ("gateway_mac", mac),
+    ]
+    .into_iter()
+    .map(|(k, v)| (k.to_owned(), v))
+    .collect()
+}
+
+impl Arm for Qemu {
+    fn kind(&self) -> ArmKind {
+        self.kind
+    }
+
+    fn unfit(&self, tools: &ToolPaths) -> Option<String> {
+        let missing: Vec<&str> = [
+            (&tools.qemu, "qemu-system-x86_64"),
+            (&tools.kernel, "the guest kernel"),
+            (&tools.modules_cpio, "the guest kernel's modules"),
+        ]
+        .into_iter()
+        .filter(|(path, _)| path.is_none())
+        .map(|(_, what)| what)
+        .collect();
+        (!missing.is_empty()).then(|| format!("no {}; run drums-agent setup", missing.join(", no ")))
+    }
+
+    fn plan(&self, site: &Site, order: &SessionOrder<'_>, template: Option<&Template>) -> Result<Plan, PlanError> {
+        let own = net(site, order.session);
+        let (memory, continued, personalise) = match (self.kind.from_template(), template) {
+            (false, _) => (Memory::Private, None, None),
+            (true, None) => {
+                let build = order.template_build;
+                return Err(PlanError::NoTemplate { arm: order.arm.name.to_string(), build });
+            }
+            (true, Some(t)) => {
+                let folder = site.template_dir(t.session);
+                let saved = net(site, t.session);
+                let identity = WantedIdentity::of(order);
+                // The sibling still has its template's address: only this session's tap leads to it.
+                let first = target(&saved).via(&own.link, own.host);
+                let call = Personalise {
+                    hostname: identity.hostname,
+                    machine_id: identity.machine_id,
+                    address: Some(own.guest_cidr()),
+                    gateway: Some(own.host.to_string()),
+                    clock_us: None,
+                    seed_hex: identity.seed_hex,
+                };
+                let memory = Memory::Sibling { ram: folder.join(template::RAM) };
+                (memory, Some((folder, saved)), Some((first, call)))
+            }
+        };
+        Ok(Plan {
+            steps: self.steps(site, order, memory, continued)?,
+            ready_at: target(&own),
+            personalise,
+            cgroup: site.name(order.session),
+        })
+    }
+
+    fn plan_template(&self, site: &Site, order: &SessionOrder<'_>) -> Result<TemplatePlan, PlanError> {
+        if !self.kind.from_template() {
+            return Err(PlanError::Other(format!("{} is not made from templates", self.kind)));
+        }
+        let folder = site.template_dir(order.session);
+        let tools = self.tools(site)?;
+        let wanted = self.wanted(site, order, &tools);
+        Ok(TemplatePlan {
+            store: vec![Box::new(MakeDir::new(&folder, &[]))],
+            session: Plan {
+                steps: self.steps(site, order, Memory::Template { ram: folder.join(template::RAM) }, None)?,
+                ready_at: target(&net(site, order.session)),
+                personalise: None,
+                cgroup: site.name(order.session),
+            },
+            save: vec![
+                Box::new(SaveState { folder: folder.clone() }),
+                Box::new(SealTemplate { folder: folder.clone(), wanted }),
+            ],
+            image: folder,
+        })
+    }
+
+    fn mechanism(
+        &self,
+        site: &Site,
+        order: &SessionOrder<'_>,
+        _: &dyn Sys,
+        cx: &Cx,
+        faults: &mut Vec<String>,
+    ) -> BTreeMap<String, String> {
+        let mut read = BTreeMap::new();
+        let accel = self.tools(site).map_or(Accel::Tcg, |t| t.accel);
+        let Some(monitor) = cx.get::<Monitor>() else {
+            faults.push("the session has no QMP connection to ask".to_owned());
+            return read;
+        };
+        let mut qmp = monitor.lock();
+        read.insert("qemu_version".to_owned(), qmp.version().to_owned());
+        read.insert("machine".to_owned(), args::MACHINE.to_owned());
+        match qmp.kvm_enabled() {
+            Ok(on) => {
+                read.insert("accelerator".to_owned(), if on { "kvm" } else { "tcg" }.to_owned());
+                if on != (accel == Accel::Kvm) {
+                    faults.push(format!("QEMU says KVM {on}, the host's preflight decided for {accel:?}"));
+                }
+            }
+            Err(e) => faults.push(e.to_string()),
+        }
+        match qmp.status() {
+            Ok(s) if s == "running" => {}
+            Ok(s) => faults.push(format!("QEMU says that the machine is {s}")),
+            Err(e) => faults.push(e.to_string()),
+        }
+        if self.kind.from_template() {
+            match qmp.capability("x-ignore-shared") {
+                Ok(true) => drop(read.insert("ram".to_owned(), "template's file, mapped copy on write".to_owned())),
+                Ok(false) => faults.push("x-ignore-shared is off: RAM was copied, not mapped".to_owned()),
+                Err(e) => faults.push(e.to_string()),
+            }
+            drop(qmp);
+            self.sibling(site, order, cx, &mut read, faults);
+        } else {
+            read.insert("ram".to_owned(), "anonymous".to_owned());
+        }
+        read
+    }
+}
+
+impl Qemu {
+    /// What only a restored machine must show: the generation id reseeded its kernel, and its template is unharmed.
+    fn sibling(
+        &self,
+        site: &Site,
+        order: &SessionOrder<'_>,
+        cx: &Cx,
+        read: &mut BTreeMap<String, String>,
+        faults: &mut Vec<String>,
+    ) {
+        match cx.get::<RestoredFrom>().map(|r| template_faults(&r.0)) {
+            Some(None) => drop(read.insert("template".to_owned(), "unchanged by digest".to_owned())),
+            Some(Some(fault)) => faults.push(fault),
+            None => faults.push("it is not known which template this session continued".to_owned()),
+        }
+        let guest = target(&net(site, order.session));
+        let body = json!({"command": ["dmesg"], "shell": false});
+        match post_json::<_, Value>(&guest, "/execute", &body, Duration::from_secs(5)) {
+            Ok(answer) => {
+                let log = answer["output"].as_str().unwrap_or_default();
+                match log.lines().rev().find(|l| l.contains("virtual machine fork")) {
+                    Some(line) => drop(read.insert("vmgenid".to_owned(), line.trim().to_owned())),
+                    None => faults.push("the guest's log has no line of vmgenid's reseeding".to_owned()),
+                }
+            }
+            Err(e) => faults.push(format!("read the guest's log: {}", drums_common::telemetry::chain(&e))),
+        }
+    }
+}
