@@ -10,7 +10,9 @@ mod resource;
 pub mod undo;
 
 pub use cx::{Cx, Tap};
-pub use make::{MakeCgroup, MakeDir, MakeMount, MakeNetns, MakeTap, MakeVeth, SpawnSession, SpawnTool, WriteFile, tail};
+pub use make::{
+    MakeCgroup, MakeDir, MakeMount, MakeNetns, MakeTap, MakeVeth, SpawnSession, SpawnTool, WriteFile, tail,
+};
 pub use resource::{Process, Receipt, Resource, Seen};
 
 use crate::sys::{Sys, SysError};

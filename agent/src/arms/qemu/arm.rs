@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use super::{
     args::{self, Accel, Boot, Machine, Memory},
     steps::{
-        AwaitRunning, BootFiles, CheckManifest, EnsureInitrd, Monitor, RestoredFrom, SaveState, SealTemplate, SpawnQemu, Wanted,
-        template_faults,
+        AwaitRunning, BootFiles, CheckManifest, EnsureInitrd, Monitor, RestoredFrom, SaveState, SealTemplate,
+        SpawnQemu, Wanted, template_faults,
     },
     template::{self, Digests},
 };

@@ -204,7 +204,8 @@ impl Step for AwaitRunning {
                 }
                 other => {
                     let words = tail(sys, &self.log);
-                    let text = format!("continue the saved state: QEMU is {other}, not running; its own words: {words}");
+                    let text =
+                        format!("continue the saved state: QEMU is {other}, not running; its own words: {words}");
                     return Err(StepError::Other(text));
                 }
             }
@@ -239,7 +240,8 @@ impl Step for SaveState {
             let q = |e: QmpError| said("save the machine", &e);
             qmp.stop().map_err(q)?;
             if !qmp.capability("x-ignore-shared").map_err(q)? {
-                let text = "save the machine: QEMU has not x-ignore-shared on, so its RAM would be copied into the state";
+                let text =
+                    "save the machine: QEMU has not x-ignore-shared on, so its RAM would be copied into the state";
                 return Err(StepError::Other(text.to_owned()));
             }
             qmp.give_fd("state", file.as_fd()).map_err(q)?;
