@@ -2,11 +2,11 @@
 
 use drums_common::arm::ArmKind;
 
-use super::Arm;
+use super::{Arm, qemu::Qemu, runc::Runc};
 
 /// Every arm that this agent can plan.
 pub fn all() -> Vec<Box<dyn Arm>> {
-    Vec::new()
+    vec![Box::new(Runc::cold()), Box::new(Runc::restored()), Box::new(Qemu::cold()), Box::new(Qemu::warm())]
 }
 
 pub fn find(arms: &[Box<dyn Arm>], kind: ArmKind) -> Option<&dyn Arm> {
