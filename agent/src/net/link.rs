@@ -87,6 +87,9 @@ struct State {
     activity: Activity,
     progress: u64,
     beats: u64,
+    /// When the last acknowledgement (or welcome) arrived, and when the last quiet interval ended.
+    answered: MonoMicros,
+    hushed: MonoMicros,
     facts: HostFacts,
     outbox: VecDeque<ToCoordinator>,
 }
@@ -124,6 +127,8 @@ impl Link {
             activity: Activity::Idle,
             progress: 0,
             beats: 0,
+            answered: MonoMicros(0),
+            hushed: MonoMicros(0),
             facts,
             outbox: VecDeque::new(),
         };
@@ -287,7 +292,12 @@ impl QuietGuard {
 
 impl Drop for QuietGuard {
     fn drop(&mut self) {
-        self.shared.lock().quiet = None;
+        let now = self.shared.clock.boottime();
+        {
+            let mut state = self.shared.lock();
+            state.quiet = None;
+            state.hushed = now;
+        }
         self.shared.beat_now.notify_one();
         self.shared.quiet_ended.notify_waiters();
     }
@@ -359,8 +369,10 @@ impl Shared {
     }
 
     pub fn welcomed(&self, welcome: &Welcome, sent: MonoMicros) -> Result<(), drums_common::lease::Stale> {
+        let now = self.clock.boottime();
         let mut state = self.lock();
         state.lease.welcomed(welcome, sent)?;
+        state.answered = now;
         state.connected = true;
         state.version += 1;
         drop(state);
@@ -387,6 +399,7 @@ impl Shared {
         let now = self.clock.boottime();
         let mut state = self.lock();
         state.lease.acked(ack, now);
+        state.answered = now;
         if let Some(q) = &mut state.quiet
             && q.announced == Some(ack.number)
         {
@@ -418,6 +431,17 @@ impl Shared {
             quiet_ms,
             progress: state.progress,
         })
+    }
+
+    /// Milliseconds since the newest acknowledged beat, or 0 while that says nothing (a quiet interval, or one that ended
+    /// so recently that no beat has come back).
+    pub fn unanswered_ms(&self) -> u64 {
+        let now = self.clock.boottime();
+        let state = self.lock();
+        if state.quiet.is_some() {
+            return 0;
+        }
+        now.ms_since(state.answered.max(state.hushed))
     }
 
     /// Returns once no quiet interval is declared.

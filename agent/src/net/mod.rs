@@ -5,13 +5,224 @@
 //! came, and evidence is only carried.
 //!
 //! ```text
-//! measure thread ── Link (lock, condition) ── link task: connect → hello → desired … ⟲ backoff
-//!                                             ├ beat task: beats, quiet intervals
-//!                                             ├ evidence task: spool → batches → acks
-//!                                             └ fetch task: workloads by digest
+//! measure thread ── Link (lock, condition) ── session: dial → hello → desired … ⟲ backoff
+//!                                             ├ beats, quiet intervals, leases
+//!                                             ├ evidence: spool → batches → acks
+//!                                             └ fetch: workloads by digest
 //! ```
 //! **Invariant:** while a quiet interval is declared, nothing is sent by this module.
 
+mod enrol;
+mod evidence;
+mod identity;
+mod io;
 mod link;
+mod session;
+mod tls;
+mod workload;
 
-pub use self::link::{FetchError, Link, QuietGuard, Stop, View};
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use drums_common::{
+    clock::Clock,
+    digest::Sha256,
+    failure::{Failure, FailureClass},
+    machine::HostFacts,
+    telemetry::chain,
+};
+use quinn::Connection;
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+pub use self::{
+    enrol::{EnrolError, enrol},
+    identity::{Identity, IdentityError, installation},
+    link::{FetchError, Link, QuietGuard, Stop, View},
+    tls::DialError,
+    workload::{WorkloadError, verify as verify_tree},
+};
+use self::{
+    link::FetchRequest,
+    session::{Context, End},
+};
+use crate::spool::Spool;
+
+/// Between attempts to connect: doubling, with jitter so that a fleet does not come back all at once.
+const BACKOFF_FIRST: Duration = Duration::from_millis(200);
+const BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// A workload waits this long for a connection before the measuring side is told.
+const FETCH_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the link needs to know.
+pub struct NetConfig {
+    pub identity: Identity,
+    /// `workloads/` of the state folder.
+    pub workloads: PathBuf,
+    /// SHA-256 of this executable.
+    pub build: Sha256,
+    pub facts: HostFacts,
+    pub clock: Arc<dyn Clock>,
+    pub spool: Arc<Spool>,
+}
+
+/// The network side of a running agent.
+pub struct Net {
+    leave: watch::Sender<bool>,
+    sessions: JoinHandle<()>,
+    fetches: JoinHandle<()>,
+    spool: Arc<Spool>,
+}
+
+impl Net {
+    /// Starts the tasks on the current runtime.
+    pub fn start(config: NetConfig) -> Result<(Self, Link), DialError> {
+        let client = tls::enrolled(&config.identity)?;
+        let (link, requests) = Link::new(config.clock, config.facts);
+        let (leave, left) = watch::channel(false);
+        let (current, connection) = watch::channel(None);
+        let (addresses, installation) = session::describe(&config.identity);
+        tracing::info!(host = %config.identity.host, %installation, coordinator = %addresses, "link starts");
+        let context = Arc::new(Context {
+            identity: config.identity,
+            config: client,
+            shared: link.shared.clone(),
+            spool: config.spool.clone(),
+            build: config.build,
+            instance: rand::random(),
+            leave: left,
+            current,
+        });
+        let sessions = tokio::spawn(keep_connected(context));
+        let fetches = tokio::spawn(serve_fetches(requests, config.workloads, connection, link.clone()));
+        Ok((Self { leave, sessions, fetches, spool: config.spool }, link))
+    }
+
+    /// Waits, at most `patience`, until everything in the spool is acknowledged; says goodbye; ends the tasks. What was
+    /// not acknowledged stays in the spool for the next start. True if nothing is left.
+    pub async fn finish(self, patience: Duration) -> bool {
+        let unsent = || self.spool.runs().iter().filter(|r| r.acked() < r.last_seq()).count();
+        let drained = async {
+            // Acknowledgements have no event of their own; this is the end of the process, not a timed window.
+            while unsent() > 0 && !self.sessions.is_finished() {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let _ = timeout(patience, drained).await;
+        let left = unsent();
+        if left > 0 {
+            tracing::warn!(runs = left, "evidence is left in the spool; it is sent when the agent runs again");
+        }
+        self.leave.send_replace(true);
+        let _ = timeout(Duration::from_secs(3), self.sessions).await;
+        self.fetches.abort();
+        left == 0
+    }
+}
+
+async fn keep_connected(context: Arc<Context>) {
+    let mut backoff = BACKOFF_FIRST;
+    let mut leave = context.leave.clone();
+    let mut last_words = String::new();
+    loop {
+        let started = context.shared.clock.boottime();
+        // Cancelled only to leave: a session says goodbye by itself, a dial has nobody to say it to.
+        let end = tokio::select! {
+            end = session::run(&context) => end,
+            () = left_while_dialling(&context, &mut leave) => return,
+        };
+        if matches!(end, End::Left | End::Final) {
+            tracing::info!(reason = %end, "link ends");
+            return;
+        }
+        let words = chain(&end);
+        // The same trouble once a while, not once an attempt.
+        if words == last_words {
+            tracing::debug!(error = %words, "still not connected");
+        } else {
+            tracing::warn!(error = %words, "not connected; trying again");
+            last_words = words;
+        }
+        // A connection that held is a new start.
+        if context.shared.clock.boottime().ms_since(started) > 30_000 || matches!(end, End::Goodbye) {
+            backoff = BACKOFF_FIRST;
+            last_words.clear();
+        }
+        let jitter = backoff.mul_f64(rand::random_range(0.5..1.0));
+        tokio::select! {
+            () = sleep(jitter) => {}
+            _ = leave.wait_for(|leave| *leave) => return,
+        }
+        backoff = (backoff * 2).min(BACKOFF_MAX);
+    }
+}
+
+/// Returns when the agent leaves and there is no connection that would have to say goodbye.
+async fn left_while_dialling(context: &Context, leave: &mut watch::Receiver<bool>) {
+    let _ = leave.wait_for(|leave| *leave).await;
+    if context.current.borrow().is_some() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// One workload at a time; a transfer that broke is resumed on the next connection.
+async fn serve_fetches(
+    mut requests: mpsc::Receiver<FetchRequest>,
+    workloads: PathBuf,
+    mut current: watch::Receiver<Option<Connection>>,
+    link: Link,
+) {
+    while let Some(request) = requests.recv().await {
+        let result = fetch(&workloads, request.workload, &mut current, &link).await;
+        // The measuring side may have ended meanwhile.
+        let _ = request.answer.send(result);
+    }
+}
+
+async fn fetch(
+    workloads: &std::path::Path,
+    workload: Sha256,
+    current: &mut watch::Receiver<Option<Connection>>,
+    link: &Link,
+) -> Result<PathBuf, Failure> {
+    let folder = workloads.to_owned();
+    let present = tokio::task::spawn_blocking(move || workload::present(&folder, workload)).await;
+    match present {
+        Ok(Ok(Some(dir))) => return Ok(dir),
+        Ok(Ok(None)) => {}
+        Ok(Err(e)) => {
+            tracing::warn!(%workload, error = %chain(&e), "a workload on disk is damaged; fetching it again");
+        }
+        Err(e) => {
+            return Err(Failure::new(FailureClass::Bug, "fetch", e.to_string(), "report it"));
+        }
+    }
+    loop {
+        if link.shared.stopping().is_some() {
+            return Err(Failure::new(FailureClass::Transient, "stopping", "the agent is stopping", ""));
+        }
+        let connection = match timeout(FETCH_PATIENCE, current.wait_for(Option::is_some)).await {
+            Ok(Ok(connection)) => connection.clone(),
+            Ok(Err(_)) | Err(_) => None,
+        };
+        let Some(connection) = connection else {
+            let message =
+                format!("workload {} is not here and there is no connection to fetch it over", workload.short());
+            return Err(Failure::new(FailureClass::Transient, "not-connected", message, "it will be tried again"));
+        };
+        match workload::fetch(&connection, workloads, workload).await {
+            Ok(dir) => {
+                tracing::info!(%workload, "workload fetched");
+                return Ok(dir);
+            }
+            Err(e) if e.broken_transfer() => {
+                tracing::warn!(%workload, error = %chain(&e), "fetching a workload was interrupted; it will go on");
+                // The transfer may have broken without its connection; do not spin.
+                sleep(BACKOFF_FIRST).await;
+            }
+            Err(e) => return Err(e.failure()),
+        }
+    }
+}

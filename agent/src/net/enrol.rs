@@ -1,0 +1,161 @@
+//! Enrolment: a token in, an identity on disk out.
+//!
+//! The key is made before the request and kept until an answer arrived: if the answer was lost, the same token with the
+//! same key is accepted once more.
+
+use std::{path::Path, time::Duration};
+
+use drums_common::{
+    digest::Sha256,
+    failure::Failure,
+    telemetry::chain,
+    token::{Address, Token},
+    wire::{
+        close::Close,
+        frame::Lane,
+        latest::{EnrolReply, EnrolRequest},
+    },
+};
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+use tokio::time::timeout;
+
+use super::{
+    identity::{self, CoordinatorFile, Identity, IdentityError},
+    io::{self, StreamError},
+    tls::{self, DialError},
+};
+
+const PATIENCE: Duration = Duration::from_secs(15);
+
+#[derive(Debug, thiserror::Error)]
+pub enum EnrolError {
+    #[error(
+        "this agent is host {held} of another coordinator or under another name already; use another --state folder to be host {wanted}, or remove {} first",
+        state
+    )]
+    OtherIdentity { held: String, wanted: String, state: String },
+    #[error("the coordinator refused to enrol host {host}: {failure}")]
+    Refused { host: String, failure: Failure },
+    #[error("no coordinator could be reached to enrol host {host}: {}", tried.join("; "))]
+    Unreachable { host: String, tried: Vec<String> },
+    #[error("the coordinator's answer is not an identity for host {host}: {what}")]
+    BadAnswer { host: String, what: String },
+    #[error("cannot make a key")]
+    Key(#[source] rcgen::Error),
+    #[error("cannot keep the identity")]
+    Identity(#[from] IdentityError),
+    #[error("cannot dial")]
+    Dial(#[from] DialError),
+}
+
+#[derive(Debug, thiserror::Error)]
+enum AttemptError {
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    #[error("{0}")]
+    Broken(String),
+    #[error("the exchange broke")]
+    Stream(#[from] StreamError),
+    #[error("no answer within {} s", PATIENCE.as_secs())]
+    Slow,
+}
+
+/// The identity in `state`, or a new one by the token. A token for who we are already is simply not needed.
+pub async fn enrol(state: &Path, token: &Token, build: Sha256) -> Result<Identity, EnrolError> {
+    if let Some(held) = Identity::load(state)? {
+        if held.host == token.host && held.ca_sha256() == token.ca {
+            tracing::info!(host = %held.host, "enrolled already; the token is not needed");
+            return Ok(held);
+        }
+        return Err(EnrolError::OtherIdentity {
+            held: held.host.to_string(),
+            wanted: token.host.to_string(),
+            state: identity::dir(state).display().to_string(),
+        });
+    }
+    let installation = identity::installation(state)?;
+    let dir = identity::dir(state);
+    identity::make_private_dir(&dir)?;
+    let key = pending_key(&dir.join("key.pem"))?;
+    let csr = CertificateParams::default().serialize_request(&key).map_err(EnrolError::Key)?;
+    let request = EnrolRequest {
+        secret: token.secret.bytes().to_vec(),
+        host: token.host.clone(),
+        csr_der: csr.der().to_vec(),
+        installation,
+    };
+    let config = tls::pinned(token.ca)?;
+    let host = token.host.to_string();
+    let mut tried = Vec::new();
+    for address in &token.addresses {
+        match attempt(address, &config, &request, build).await {
+            Ok(EnrolReply::Enrolled { certificate_pem, ca_pem }) => {
+                accept(&dir, token, &key, &certificate_pem, &ca_pem)?;
+                let what = || "it could not be read back".to_owned();
+                return Identity::load(state)?.ok_or_else(|| EnrolError::BadAnswer { host, what: what() });
+            }
+            Ok(EnrolReply::Refused(failure)) => return Err(EnrolError::Refused { host, failure }),
+            Err(e) => tried.push(format!("{address}: {}", chain(&e))),
+        }
+    }
+    Err(EnrolError::Unreachable { host, tried })
+}
+
+/// The key of an enrolment that was begun before, or a new one.
+fn pending_key(path: &Path) -> Result<KeyPair, EnrolError> {
+    if let Ok(pem) = std::fs::read_to_string(path)
+        && let Ok(key) = KeyPair::from_pem(&pem)
+    {
+        return Ok(key);
+    }
+    let key = KeyPair::generate().map_err(EnrolError::Key)?;
+    identity::write(path, key.serialize_pem().as_bytes(), 0o600)?;
+    Ok(key)
+}
+
+async fn attempt(
+    address: &Address,
+    config: &quinn::ClientConfig,
+    request: &EnrolRequest,
+    build: Sha256,
+) -> Result<EnrolReply, AttemptError> {
+    let (endpoint, connection) = tls::dial(&address.host, address.enrol, config).await?;
+    let exchange = async {
+        let (mut send, mut recv) = connection.open_bi().await.map_err(|e| AttemptError::Broken(tls::words(&e)))?;
+        io::shake_hands(&mut send, &mut recv, build).await?;
+        io::write(&mut send, Lane::Enrol, request).await?;
+        let _ = send.finish();
+        io::read::<EnrolReply>(&mut recv, Lane::Enrol).await?.ok_or(AttemptError::Stream(StreamError::CutShort))
+    };
+    let reply = timeout(PATIENCE, exchange).await.map_err(|_| AttemptError::Slow)?;
+    // A stream's error says less than what ended the connection.
+    let reply = match (reply, connection.close_reason()) {
+        (Err(AttemptError::Stream(_)), Some(reason)) => Err(AttemptError::Broken(tls::words(&reason))),
+        (reply, _) => reply,
+    };
+    connection.close(Close::Goodbye.code().into(), b"");
+    let _ = timeout(Duration::from_secs(1), endpoint.wait_idle()).await;
+    reply
+}
+
+/// Checks an answer before it becomes our identity.
+fn accept(dir: &Path, token: &Token, key: &KeyPair, cert_pem: &str, ca_pem: &str) -> Result<(), EnrolError> {
+    let bad = |what: String| EnrolError::BadAnswer { host: token.host.to_string(), what };
+    let ca = CertificateDer::from_pem_slice(ca_pem.as_bytes()).map_err(|e| bad(format!("its CA: {e}")))?;
+    if Sha256::of(&ca) != token.ca {
+        return Err(bad("its CA is not the token's".to_owned()));
+    }
+    let leaf = CertificateDer::from_pem_slice(cert_pem.as_bytes()).map_err(|e| bad(format!("its certificate: {e}")))?;
+    let (_, parsed) = x509_parser::parse_x509_certificate(&leaf).map_err(|e| bad(format!("its certificate: {e}")))?;
+    use rcgen::PublicKeyData as _;
+    if parsed.public_key().subject_public_key.data.as_ref() != key.der_bytes() {
+        return Err(bad("its certificate is for another key".to_owned()));
+    }
+    let file = CoordinatorFile { host: token.host.clone(), addresses: token.addresses.clone() };
+    let json = serde_json::to_vec_pretty(&file).expect("strings and numbers always serialise");
+    identity::write(&dir.join("coordinator.json"), &json, 0o644)?;
+    identity::write(&dir.join("ca.pem"), ca_pem.as_bytes(), 0o644)?;
+    identity::write(&dir.join("cert.pem"), cert_pem.as_bytes(), 0o644)?;
+    Ok(())
+}

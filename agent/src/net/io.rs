@@ -1,0 +1,95 @@
+//! Frames on QUIC streams, the dialling side. The coordinator has its own: `common` knows no sockets.
+
+use std::time::Duration;
+
+use drums_common::digest::Sha256;
+use drums_common::wire::{
+    codec::{self, CodecError},
+    frame::{self, FrameError, Lane},
+    hello::{Hello, HelloError, HelloReply, OURS, REPLY_LEN},
+};
+use quinn::{ReadError, ReadExactError, RecvStream, SendStream, WriteError};
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::time::timeout;
+
+/// A frame that was begun must be whole by then, and something written must have been taken. On any usable path a
+/// megabyte takes a fraction of it.
+pub(super) const STALL: Duration = Duration::from_secs(30);
+
+/// Why a stream is of no more use.
+#[derive(Debug, thiserror::Error)]
+pub enum StreamError {
+    #[error("the stream broke while reading")]
+    Read(#[source] ReadError),
+    #[error("the stream broke while writing")]
+    Write(#[from] WriteError),
+    #[error("the connection ended")]
+    Connection(#[source] quinn::ConnectionError),
+    #[error("the coordinator acknowledged another run than the one that was sent")]
+    OtherRun,
+    #[error("the stream ended within a message")]
+    CutShort,
+    #[error("the coordinator took longer than {} s for one message", STALL.as_secs())]
+    Stalled,
+    #[error("the coordinator sent a bad frame")]
+    Frame(#[from] FrameError),
+    #[error("the coordinator sent a bad message")]
+    Codec(#[from] CodecError),
+    #[error("no agreement on a wire version")]
+    Hello(#[from] HelloError),
+}
+
+/// One message, or `None` at an orderly end of the stream. Waits for its first byte as long as it takes.
+pub(super) async fn read<T: DeserializeOwned>(stream: &mut RecvStream, lane: Lane) -> Result<Option<T>, StreamError> {
+    let mut prefix = [0; frame::PREFIX];
+    let first = match stream.read(&mut prefix[..1]).await.map_err(StreamError::Read)? {
+        Some(n) => n,
+        None => return Ok(None),
+    };
+    let rest = async {
+        exact(stream, &mut prefix[first..]).await?;
+        // The cap is checked here, before the buffer is made.
+        let mut payload = vec![0; frame::payload_len(lane, prefix)?];
+        exact(stream, &mut payload).await?;
+        Ok(codec::decode(lane, &payload)?)
+    };
+    timeout(STALL, rest).await.map_err(|_| StreamError::Stalled)?.map(Some)
+}
+
+pub(super) async fn write<T: Serialize>(stream: &mut SendStream, lane: Lane, message: &T) -> Result<(), StreamError> {
+    let bytes = frame::wrap(lane, &codec::encode(lane, message)?)?;
+    write_bytes(stream, &bytes).await
+}
+
+/// Writes, as long as the peer takes something at all.
+pub(super) async fn write_bytes(stream: &mut SendStream, mut bytes: &[u8]) -> Result<(), StreamError> {
+    while !bytes.is_empty() {
+        let n = timeout(STALL, stream.write(bytes)).await.map_err(|_| StreamError::Stalled)??;
+        bytes = &bytes[n..];
+    }
+    Ok(())
+}
+
+/// The dialling side of the version handshake.
+pub(super) async fn shake_hands(
+    send: &mut SendStream,
+    recv: &mut RecvStream,
+    build: Sha256,
+) -> Result<u16, StreamError> {
+    write_bytes(send, &Hello { versions: OURS, build }.encode()).await?;
+    let mut bytes = [0; REPLY_LEN];
+    timeout(STALL, exact(recv, &mut bytes)).await.map_err(|_| StreamError::Stalled)??;
+    Ok(HelloReply::parse(&bytes)?.accept(OURS)?)
+}
+
+pub(super) async fn exact(stream: &mut RecvStream, buffer: &mut [u8]) -> Result<(), StreamError> {
+    stream.read_exact(buffer).await.map_err(|e| match e {
+        ReadExactError::FinishedEarly(_) => StreamError::CutShort,
+        ReadExactError::ReadError(e) => StreamError::Read(e),
+    })
+}
+
+/// Some raw bytes, or `None` at the end. The coordinator must send something within the time.
+pub(super) async fn read_some(stream: &mut RecvStream, buffer: &mut [u8]) -> Result<Option<usize>, StreamError> {
+    timeout(STALL, stream.read(buffer)).await.map_err(|_| StreamError::Stalled)?.map_err(StreamError::Read)
+}

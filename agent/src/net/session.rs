@@ -1,0 +1,311 @@
+//! One connection to the coordinator, from the dial to its end.
+
+use std::{sync::Arc, time::Duration};
+
+use drums_common::{
+    digest::Sha256,
+    failure::{Failure, FailureClass},
+    ids::InstallationId,
+    lease::Stale,
+    telemetry::chain,
+    wire::{
+        close::Close,
+        codec,
+        frame::Lane,
+        latest::{AgentHello, BeatAck, ToAgent, ToCoordinator, Welcome},
+    },
+};
+use quinn::{Connection, Endpoint, RecvStream, SendStream};
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use super::{
+    evidence,
+    identity::Identity,
+    io::{self, StreamError},
+    link::{NextBeat, Shared, Stop},
+    tls::{self, DialError},
+};
+use crate::spool::Spool;
+
+/// From the connection to the welcome.
+const HELLO: Duration = Duration::from_secs(15);
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// What every connection needs.
+pub(super) struct Context {
+    pub identity: Identity,
+    pub config: quinn::ClientConfig,
+    pub shared: Arc<Shared>,
+    pub spool: Arc<Spool>,
+    pub build: Sha256,
+    pub instance: u64,
+    /// True once the agent has done what it had to and leaves.
+    pub leave: watch::Receiver<bool>,
+    /// The connection of the moment, for fetching workloads.
+    pub current: watch::Sender<Option<Connection>>,
+}
+
+/// Why a connection ended, or was never made.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum End {
+    #[error("no coordinator could be reached: {}", .0.join("; "))]
+    Unreachable(Vec<String>),
+    #[error("the connection ended: {0}")]
+    Broken(String),
+    #[error("{what} failed")]
+    Stream { what: &'static str, source: StreamError },
+    #[error("the coordinator did not answer the hello in time")]
+    NoWelcome,
+    #[error("the coordinator sent {0}")]
+    Nonsense(&'static str),
+    #[error("the coordinator welcomed this agent under an old generation")]
+    Stale(#[from] Stale),
+    #[error("the coordinator has nothing to say to this agent now: {0}")]
+    NotNow(Failure),
+    #[error("the coordinator said goodbye")]
+    Goodbye,
+    #[error("no beat was answered for {0} ms")]
+    Unanswered(u64),
+    #[error("this agent leaves")]
+    Left,
+    /// Nothing more will come of it: `Stop` has been set.
+    #[error("the coordinator let this agent go")]
+    Final,
+}
+
+impl From<quinn::ConnectionError> for End {
+    fn from(e: quinn::ConnectionError) -> Self {
+        Self::Broken(tls::words(&e))
+    }
+}
+
+/// Dials, says hello and stays until the connection ends.
+pub(super) async fn run(context: &Arc<Context>) -> End {
+    // A connection would be noise in a timed window.
+    context.shared.not_quiet().await;
+    let (endpoint, connection) = match dial(context).await {
+        Ok(connected) => connected,
+        Err(end) => return end,
+    };
+    let end = match timeout(HELLO, greet(&connection, context)).await {
+        Ok(Ok((send, recv, welcome))) => stay(&connection, send, recv, &welcome, context).await,
+        Ok(Err(end)) => end,
+        Err(_) => End::NoWelcome,
+    };
+    // A stream's error says less than what ended the connection under it.
+    let end = match (end, connection.close_reason()) {
+        (End::Stream { .. }, Some(reason)) => reason.into(),
+        (end, _) => end,
+    };
+    let code = if matches!(end, End::Nonsense(_)) { Close::BadPeer } else { Close::Goodbye };
+    connection.close(code.code().into(), b"");
+    let _ = timeout(Duration::from_millis(500), endpoint.wait_idle()).await;
+    end
+}
+
+async fn dial(context: &Context) -> Result<(Endpoint, Connection), End> {
+    let mut tried = Vec::new();
+    for address in &context.identity.addresses {
+        match tls::dial(&address.host, address.agents, &context.config).await {
+            Ok(connected) => return Ok(connected),
+            Err(e @ DialError::NoAnswer { .. }) => tried.push(e.to_string()),
+            Err(e) => tried.push(chain(&e)),
+        }
+    }
+    Err(End::Unreachable(tried))
+}
+
+async fn greet(connection: &Connection, context: &Context) -> Result<(SendStream, RecvStream, Welcome), End> {
+    let hello = |source| End::Stream { what: "the hello", source };
+    // A refused certificate shows only now: to a TLS 1.3 client the handshake was over before the server saw it.
+    let (mut send, mut recv) = connection.open_bi().await?;
+    io::shake_hands(&mut send, &mut recv, context.build).await.map_err(hello)?;
+    let sent = context.shared.clock.boottime();
+    let message = ToCoordinator::Hello(Box::new(AgentHello {
+        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+        agent_sha256: context.build,
+        installation: context.identity.installation,
+        instance: context.instance,
+        facts: context.shared.facts(),
+        spools: context.spool.states(),
+    }));
+    io::write(&mut send, Lane::Control, &message).await.map_err(hello)?;
+    match io::read::<ToAgent>(&mut recv, Lane::Control).await.map_err(hello)? {
+        Some(ToAgent::Welcome(welcome)) if welcome.host != context.identity.host => {
+            Err(End::Nonsense("a welcome for another host"))
+        }
+        Some(ToAgent::Welcome(welcome)) => {
+            context.shared.welcomed(&welcome, sent)?;
+            Ok((send, recv, welcome))
+        }
+        Some(ToAgent::Refused(failure)) => {
+            connection.close(Close::Goodbye.code().into(), b"");
+            match failure.class {
+                FailureClass::Transient | FailureClass::Bug => Err(End::NotNow(failure)),
+                FailureClass::Refused | FailureClass::Permanent => {
+                    context.shared.stop(Stop::Refused(failure));
+                    Err(End::Final)
+                }
+            }
+        }
+        Some(_) => Err(End::Nonsense("something else before its welcome")),
+        None => Err(hello(StreamError::CutShort)),
+    }
+}
+
+async fn stay(
+    connection: &Connection,
+    send: SendStream,
+    recv: RecvStream,
+    welcome: &Welcome,
+    context: &Arc<Context>,
+) -> End {
+    tracing::info!(host = %welcome.host, generation = %welcome.generation, remote = %connection.remote_address(), "connected");
+    context.current.send_replace(Some(connection.clone()));
+    let beat = Duration::from_millis(welcome.beat_ms.max(1));
+    // As long as the dispatch lease: by then nothing is lost by dialling again.
+    let patience_ms = welcome.dispatch_lease_ms.max(2 * welcome.beat_ms);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(say(send, connection.clone(), context.clone()));
+    tasks.spawn(listen(recv, context.clone()));
+    tasks.spawn(send_beats(connection.clone(), context.shared.clone(), beat));
+    tasks.spawn(read_acks(connection.clone(), context.shared.clone()));
+    tasks.spawn(watch_answers(context.shared.clone(), beat, patience_ms));
+    let (connected, spool, shared) = (connection.clone(), context.spool.clone(), context.shared.clone());
+    tasks.spawn(async move { evidence::run(&connected, &spool, &shared).await.into() });
+    let end = match tasks.join_next().await {
+        Some(Ok(end)) => end,
+        Some(Err(e)) => {
+            tracing::error!(error = %e, "connection task died");
+            End::Broken("a task of this agent's died".to_owned())
+        }
+        None => unreachable!("tasks were spawned just now"),
+    };
+    context.current.send_replace(None);
+    context.shared.disconnected();
+    tasks.shutdown().await;
+    end
+}
+
+/// Sends what the measuring side has to say, and the goodbye.
+async fn say(mut send: SendStream, connection: Connection, context: Arc<Context>) -> End {
+    let failed = |source| End::Stream { what: "speaking to the coordinator", source };
+    let mut leave = context.leave.clone();
+    loop {
+        while let Some(message) = context.shared.next_to_say() {
+            context.shared.not_quiet().await;
+            if let Err(e) = io::write(&mut send, Lane::Control, &message).await {
+                return failed(e);
+            }
+        }
+        // Both branches are cancel-safe: they only wait for something to change.
+        let leaving = tokio::select! {
+            () = context.shared.outbox_filled.notified() => false,
+            _ = leave.wait_for(|leave| *leave) => true,
+        };
+        if leaving {
+            let reason = match context.shared.stopping() {
+                Some(Stop::Signal(name)) => format!("stopped by {name}"),
+                Some(Stop::Retired { reason }) => format!("retired: {reason}"),
+                Some(Stop::Refused(_)) | None => "ended".to_owned(),
+            };
+            if let Err(e) = io::write(&mut send, Lane::Control, &ToCoordinator::Goodbye { reason }).await {
+                return failed(e);
+            }
+            // Whoever receives the goodbye closes.
+            let _ = timeout(FAREWELL, connection.closed()).await;
+            return End::Left;
+        }
+    }
+}
+
+async fn listen(mut recv: RecvStream, context: Arc<Context>) -> End {
+    loop {
+        let message = match io::read::<ToAgent>(&mut recv, Lane::Control).await {
+            Ok(Some(message)) => message,
+            Ok(None) => return End::Nonsense("the end of its control stream"),
+            Err(source) => return End::Stream { what: "listening to the coordinator", source },
+        };
+        match message {
+            ToAgent::Desired(desired) => {
+                for run in &desired.runs {
+                    if let Some(spool) = context.spool.run(run.run)
+                        && let Err(e) = spool.set_acked(run.acked_seq)
+                    {
+                        // The coordinator has evidence that this agent has no trace of: its state folder was put back.
+                        tracing::error!(run = %run.run, error = %chain(&e), "acknowledgement not recorded");
+                    }
+                }
+                context.shared.desired(desired);
+            }
+            ToAgent::Retire { reason } => {
+                tracing::warn!(%reason, "the coordinator retires this host");
+                context.shared.stop(Stop::Retired { reason });
+                return End::Final;
+            }
+            ToAgent::Goodbye => return End::Goodbye,
+            ToAgent::Welcome(_) | ToAgent::Refused(_) => return End::Nonsense("a second answer to the hello"),
+        }
+    }
+}
+
+async fn send_beats(connection: Connection, shared: Arc<Shared>, every: Duration) -> End {
+    loop {
+        if let NextBeat::Send(beat) = shared.next_beat() {
+            match codec::encode(Lane::Datagram, &beat) {
+                Ok(bytes) => match connection.send_datagram(bytes.into()) {
+                    Ok(()) => {}
+                    Err(quinn::SendDatagramError::ConnectionLost(e)) => return e.into(),
+                    Err(e) => {
+                        tracing::error!(error = %chain(&e), "beats cannot be sent on this connection");
+                        return End::Nonsense("a connection without datagrams");
+                    }
+                },
+                Err(e) => tracing::error!(error = %chain(&e), "beat not sent"),
+            }
+        }
+        // Cancel-safe: a kick is kept until somebody waits for it.
+        tokio::select! {
+            () = sleep(every) => {}
+            () = shared.beat_now.notified() => {}
+        }
+    }
+}
+
+async fn read_acks(connection: Connection, shared: Arc<Shared>) -> End {
+    loop {
+        let datagram = match connection.read_datagram().await {
+            Ok(datagram) => datagram,
+            Err(e) => return e.into(),
+        };
+        // One byte is the coordinator's probe: QUIC has answered it already.
+        if datagram.len() <= 1 {
+            continue;
+        }
+        match codec::decode::<BeatAck>(Lane::Datagram, &datagram) {
+            Ok(ack) => shared.acked(&ack),
+            Err(source) => return End::Stream { what: "reading an acknowledgement", source: source.into() },
+        }
+    }
+}
+
+/// The idle time-out is off, so a path that died silently shows here.
+async fn watch_answers(shared: Arc<Shared>, every: Duration, patience_ms: u64) -> End {
+    loop {
+        sleep(every).await;
+        let ms = shared.unanswered_ms();
+        if ms > patience_ms {
+            return End::Unanswered(ms);
+        }
+    }
+}
+
+/// For the log at start.
+pub(super) fn describe(identity: &Identity) -> (String, InstallationId) {
+    let addresses: Vec<_> = identity.addresses.iter().map(ToString::to_string).collect();
+    (addresses.join(", "), identity.installation)
+}
