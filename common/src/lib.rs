@@ -19,3 +19,4 @@ pub mod token;
 pub mod verdict;
 pub mod williams;
 pub mod wire;
+pub mod workload;

@@ -1,5 +1,8 @@
 //! What a machine needs before and beside a run: image recipes, the lab network of demos and tests, the leak gate.
 
+pub mod cpio;
 pub mod fleet;
+pub mod image;
 pub mod lab;
 pub mod leakgate;
+pub mod workload;
