@@ -50,7 +50,7 @@ impl Member {
 
     /// Makes `command` start inside this namespace.
     pub fn enter<'c>(&self, command: &'c mut Command) -> &'c mut Command {
-        let namespace = self.namespace.try_clone().map_err(io::Error::from);
+        let namespace = self.namespace.try_clone();
         let hook = move || match &namespace {
             Ok(file) => setns(file, CloneFlags::CLONE_NEWNET).map_err(io::Error::from),
             Err(e) => Err(io::Error::from(e.kind())),

@@ -6,7 +6,7 @@ use std::{
     fs,
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
 use drums_common::{
@@ -62,6 +62,8 @@ pub fn build_guest(workspace: &Path) -> Result<PathBuf> {
         .args(["build", "--release", "--package", "drums-guest", "--target", TARGET, "--message-format", "json"])
         // A separator that no flag contains; paths may hold spaces.
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
+        // Progress and errors go to the caller's terminal.
+        .stderr(Stdio::inherit())
         .current_dir(workspace))?;
     String::from_utf8_lossy(&output.stdout)
         .lines()

@@ -134,15 +134,15 @@ fn artifacts_that_do_not_follow_their_manifest_leave_nothing_behind() {
     let mut good = manifest(&[("tree", "dir", 0, ""), ("tree/a", "file", 5, "")]);
     good.files.get_mut("tree/a").unwrap().sha256 = Sha256::of(b"hello");
     let text = good.canonical();
-    let cases: [(&[(&str, &[u8])], &str); 5] = [
-        (&[("tree", b""), ("../escape", b"hello")], "where its manifest has"),
-        (&[("tree", b"")], "ends before"),
-        (&[("tree", b""), ("tree/a", b"hullo")], "SHA-256"),
-        (&[("tree", b""), ("tree/a", b"hell")], "4 bytes"),
-        (&[("tree", b""), ("tree/a", b"hello"), ("tree/b", b"x")], "more entries"),
-    ];
-    for (entries, word) in cases {
-        forge(&s.path("a"), &text, entries);
+    let folder = ("tree", &b""[..]);
+    for (entries, word) in [
+        (vec![folder, ("../escape", b"hello")], "where its manifest has"),
+        (vec![folder], "ends before"),
+        (vec![folder, ("tree/a", b"hullo")], "SHA-256"),
+        (vec![folder, ("tree/a", b"hell")], "4 bytes"),
+        (vec![folder, ("tree/a", b"hello"), ("tree/b", b"x")], "more entries"),
+    ] {
+        forge(&s.path("a"), &text, &entries);
         let error = unpack(&s.path("a"), &s.path("out/x"), good.sha256()).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");
         assert_eq!(fs::read_dir(s.path("out")).unwrap().count(), 0);
