@@ -2,7 +2,7 @@
 
 use drums_common::arm::ArmKind;
 
-use super::{Arm, qemu::Qemu, runc::Runc};
+use super::{Arm, external::External, qemu::Qemu, runc::Runc};
 
 /// Every arm that this agent can plan.
 pub fn all() -> Vec<Box<dyn Arm>> {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::Process;
-use crate::sys::Child;
+use crate::{probe::Target, sys::Child};
 
 /// The blackboard of one session.
 #[derive(Default)]
@@ -19,6 +19,8 @@ pub struct Cx {
     pub taps: Vec<Tap>,
     /// Processes by role; `session` is pid 1 (or the monitor) whose end means that the session is dead.
     pub children: BTreeMap<String, Child>,
+    /// Where the session answers, when only its making tells (an external program's sessions); it goes before the plan's.
+    pub target: Option<Target>,
     extra: HashMap<TypeId, Box<dyn Any + Send>>,
 }
 

@@ -22,6 +22,8 @@ pub enum Resource {
     Process { role: String },
     /// A runc container; undo is `runc delete --force` and, should that fail, the removal of its state folder.
     RuncContainer { runc: PathBuf, root: PathBuf, id: String },
+    /// A session that an external program made; the program is asked to undo it, by name.
+    External { command: Vec<String>, dir: PathBuf, session: String },
 }
 
 impl fmt::Display for Resource {
@@ -34,6 +36,9 @@ impl fmt::Display for Resource {
             Self::Netns { name } => write!(f, "network namespace {name}"),
             Self::Process { role } => write!(f, "process {role}"),
             Self::RuncContainer { id, .. } => write!(f, "runc container {id}"),
+            Self::External { command, session, .. } => {
+                write!(f, "session {session} of {}", command.first().map_or("an external program", String::as_str))
+            }
         }
     }
 }

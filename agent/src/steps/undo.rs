@@ -1,7 +1,10 @@
 //! How each resource is observed and undone: functions of the ledger's row and the kernel.
 
 use super::{Receipt, Resource, Seen};
-use crate::sys::{Sys, SysError, ToolSpec};
+use crate::{
+    arms::external,
+    sys::{Sys, SysError, ToolSpec},
+};
 
 /// A group or process that does not go away within this has leaked: killing is prompt unless something hangs in the
 /// kernel, and then waiting longer does not help.
@@ -20,6 +23,7 @@ pub fn undo(resource: &Resource, receipt: Option<&Receipt>, sys: &dyn Sys) -> Re
         // It never came to be, or its group's undo takes it.
         (Resource::Process { .. }, _) => Ok(()),
         (Resource::RuncContainer { runc, root, id }, _) => runc_delete(runc, root, id, sys),
+        (Resource::External { command, dir, session }, _) => external::destroy(sys, command, dir, session),
     }
 }
 
@@ -39,6 +43,7 @@ pub fn observe(resource: &Resource, receipt: Option<&Receipt>, sys: &dyn Sys) ->
         },
         (Resource::Process { .. }, _) => false,
         (Resource::RuncContainer { root, id, .. }, _) => sys.path_exists(&root.join(id))?,
+        (Resource::External { command, dir, session }, _) => external::present(sys, command, dir, session)?,
     };
     Ok(if there { Seen::Ours } else { Seen::Absent })
 }
