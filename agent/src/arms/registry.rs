@@ -6,7 +6,13 @@ use super::{Arm, external::External, qemu::Qemu, runc::Runc};
 
 /// Every arm that this agent can plan.
 pub fn all() -> Vec<Box<dyn Arm>> {
-    vec![Box::new(Runc::cold()), Box::new(Runc::restored()), Box::new(Qemu::cold()), Box::new(Qemu::warm())]
+    vec![
+        Box::new(Runc::cold()),
+        Box::new(Runc::restored()),
+        Box::new(Qemu::cold()),
+        Box::new(Qemu::warm()),
+        Box::new(External),
+    ]
 }
 
 pub fn find(arms: &[Box<dyn Arm>], kind: ArmKind) -> Option<&dyn Arm> {

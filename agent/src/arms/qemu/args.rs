@@ -65,6 +65,8 @@ pub enum Memory {
 pub struct Boot {
     pub kernel: PathBuf,
     pub initrd: PathBuf,
+    /// The workload's own kernel parameters.
+    pub command_line: String,
     /// `drums.` parameters: key and value, without spaces.
     pub parameters: Vec<(String, String)>,
 }
@@ -150,8 +152,7 @@ impl Machine {
     }
 
     fn command_line(&self) -> String {
-        // `quiet` because each character on the serial line costs an exit; the log is in dmesg all the same.
-        let mut line = "console=ttyS0 quiet panic=-1 8250.nr_uarts=1".to_owned();
+        let mut line = self.boot.command_line.clone();
         for (k, v) in &self.boot.parameters {
             line.push_str(&format!(" drums.{k}={v}"));
         }
@@ -172,6 +173,7 @@ mod tests {
             boot: Boot {
                 kernel: "/t/vmlinux".into(),
                 initrd: "/t/initrd.cpio".into(),
+                command_line: "console=ttyS0 quiet".to_owned(),
                 parameters: vec![("boot".to_owned(), "vm".to_owned())],
             },
             serial: "/s/a,b/serial.log".into(),
@@ -189,7 +191,7 @@ mod tests {
         assert_eq!(value(&a, "-m", ""), Some("524288k"));
         assert_eq!(value(&a, "-object", "memory-backend"), None);
         assert_eq!(value(&a, "-incoming", ""), None);
-        assert!(value(&a, "-append", "drums.boot=vm").is_some());
+        assert_eq!(value(&a, "-append", ""), Some("console=ttyS0 quiet drums.boot=vm"));
         assert!(value(&a, "-chardev", "path=/s/a,,b/serial.log").is_some());
     }
 

@@ -1,8 +1,18 @@
 //! Plans of the two qemu arms.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
-use drums_common::{arm::ArmKind, digest::Sha256, ids::SessionRef, machine::Accelerator};
+use drums_common::{
+    arm::ArmKind,
+    ids::SessionRef,
+    machine::Accelerator,
+    workload::{self, BootManifest},
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -41,8 +51,6 @@ impl Qemu {
         };
         Ok(Tools {
             qemu: need(&site.tools.qemu, "qemu-system-x86_64")?,
-            kernel: need(&site.tools.kernel, "guest kernel")?,
-            modules: need(&site.tools.modules_cpio, "archive of the guest kernel's modules")?,
             data: site.tools.qemu_data.clone(),
             accel: match site.tools.accelerator {
                 Some(Accelerator::KvmOnMetal | Accelerator::KvmNested) => Accel::Kvm,
@@ -52,19 +60,18 @@ impl Qemu {
     }
 
     fn wanted(&self, site: &Site, order: &SessionOrder<'_>, tools: &Tools<'_>) -> Wanted {
-        // The kernel's folder names one kernel and its modules; both are in the name, so that neither can be stale.
-        let made_from = format!("{} {} {}", order.workload.sha256, tools.kernel.display(), tools.modules.display());
-        let initrd = site.scratch.join(format!("initramfs-{}.cpio", Sha256::of(made_from.as_bytes()).short()));
+        let folder = folder(order);
         Wanted {
             digests: self.digests.clone(),
             qemu: tools.qemu.clone(),
             accel: tools.accel,
             memory_bytes: order.limits.memory_bytes,
             boot: BootFiles {
-                kernel: tools.kernel.clone(),
+                kernel: folder.join(workload::KERNEL),
                 tree: order.workload.tree.clone(),
-                modules: tools.modules.clone(),
-                initrd,
+                modules: folder.join(workload::MODULES),
+                // The workload's digest covers the tree and the modules.
+                initrd: site.scratch.join(format!("initramfs-{}.cpio", order.workload.sha256.short())),
             },
         }
     }
@@ -90,6 +97,7 @@ impl Qemu {
             boot: Boot {
                 kernel: wanted.boot.kernel.clone(),
                 initrd: wanted.boot.initrd.clone(),
+                command_line: boot_manifest(order)?.command_line,
                 parameters: parameters(&identity, &net),
             },
             serial,
@@ -123,10 +131,27 @@ impl Qemu {
 
 struct Tools<'a> {
     qemu: &'a PathBuf,
-    kernel: &'a PathBuf,
-    modules: &'a PathBuf,
     data: Option<PathBuf>,
     accel: Accel,
+}
+
+/// Where the workload was unpacked: the tree is one of its folders.
+fn folder<'a>(order: &'a SessionOrder<'_>) -> &'a Path {
+    order.workload.tree.parent().unwrap_or(Path::new("/"))
+}
+
+/// What the workload says of its kernel. A frozen file of the workload, so reading it keeps plans functions of orders.
+fn boot_manifest(order: &SessionOrder<'_>) -> Result<BootManifest, PlanError> {
+    let path = folder(order).join(workload::BOOT_MANIFEST);
+    let failed = |why: &dyn std::fmt::Display| {
+        let path = path.display();
+        PlanError::Other(format!(
+            "workload {} cannot boot a virtual machine: {path}: {why}",
+            order.workload.sha256.short()
+        ))
+    };
+    let text = std::fs::read(&path).map_err(|e| failed(&e))?;
+    serde_json::from_slice(&text).map_err(|e| failed(&e))
 }
 
 /// A machine's network: addresses of its session, hardware addresses of every machine, since a sibling continues with
@@ -162,16 +187,7 @@ impl Arm for Qemu {
     }
 
     fn unfit(&self, tools: &ToolPaths) -> Option<String> {
-        let missing: Vec<&str> = [
-            (&tools.qemu, "qemu-system-x86_64"),
-            (&tools.kernel, "the guest kernel"),
-            (&tools.modules_cpio, "the guest kernel's modules"),
-        ]
-        .into_iter()
-        .filter(|(path, _)| path.is_none())
-        .map(|(_, what)| what)
-        .collect();
-        (!missing.is_empty()).then(|| format!("no {}; run drums-agent setup", missing.join(", no ")))
+        tools.qemu.is_none().then(|| "no qemu-system-x86_64; run drums-agent setup".to_owned())
     }
 
     fn plan(&self, site: &Site, order: &SessionOrder<'_>, template: Option<&Template>) -> Result<Plan, PlanError> {
@@ -240,6 +256,15 @@ impl Arm for Qemu {
         faults: &mut Vec<String>,
     ) -> BTreeMap<String, String> {
         let mut read = BTreeMap::new();
+        let boot = boot_manifest(order);
+        match &boot {
+            Ok(b) => {
+                read.insert("guest_kernel".to_owned(), format!("{} {}", b.kernel_package, b.kernel_package_version));
+                read.insert("guest_kernel_sha256".to_owned(), b.kernel_sha256.to_string());
+                read.insert("guest_modules_sha256".to_owned(), b.modules_sha256.to_string());
+            }
+            Err(e) => faults.push(e.to_string()),
+        }
         let accel = self.tools(site).map_or(Accel::Tcg, |t| t.accel);
         let Some(monitor) = cx.get::<Monitor>() else {
             faults.push("the session has no QMP connection to ask".to_owned());
@@ -269,7 +294,7 @@ impl Arm for Qemu {
                 Err(e) => faults.push(e.to_string()),
             }
             drop(qmp);
-            self.sibling(site, order, cx, &mut read, faults);
+            self.sibling(site, order, cx, boot.is_ok_and(|b| b.vmgenid), &mut read, faults);
         } else {
             read.insert("ram".to_owned(), "anonymous".to_owned());
         }
@@ -284,6 +309,7 @@ impl Qemu {
         site: &Site,
         order: &SessionOrder<'_>,
         cx: &Cx,
+        vmgenid: bool,
         read: &mut BTreeMap<String, String>,
         faults: &mut Vec<String>,
     ) {
@@ -291,6 +317,11 @@ impl Qemu {
             Some(None) => drop(read.insert("template".to_owned(), "unchanged by digest".to_owned())),
             Some(Some(fault)) => faults.push(fault),
             None => faults.push("it is not known which template this session continued".to_owned()),
+        }
+        if !vmgenid {
+            let said = "the guest kernel has no driver for it; the post-restore call re-keys instead";
+            read.insert("vmgenid".to_owned(), said.to_owned());
+            return;
         }
         let guest = target(&net(site, order.session));
         let body = json!({"command": ["dmesg"], "shell": false});

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use drums_common::arm::ArmKind;
+use drums_common::{arm::ArmKind, workload::GUEST};
 
 use super::steps::{AdoptContainer, Bundle, Checkpoint, RunContainer, WriteConfig};
 use crate::{
@@ -73,7 +73,7 @@ impl Runc {
             Box::new(WriteConfig {
                 bundle: bundle.clone(),
                 hostname: identity.hostname.clone(),
-                argv: vec!["/sbin/drums-guest".to_owned(), "init".to_owned()],
+                argv: vec![GUEST.to_owned(), "init".to_owned()],
                 env: environment(&identity, order.environment_bytes),
                 restore: image.is_some(),
             }),
