@@ -30,6 +30,9 @@ pub use crate::sys::SessionNet;
 #[derive(Clone, Debug, Default)]
 pub struct ToolPaths {
     pub criu: Option<PathBuf>,
+    /// Program and leading arguments that run the same CRIU without a shell in between (its own `ld.so`, library path,
+    /// binary). Empty: `criu` itself is run.
+    pub criu_direct: Vec<String>,
     pub runc: Option<PathBuf>,
     pub qemu: Option<PathBuf>,
     /// QEMU's data folder (`-L`), where it is not the built-in one.
@@ -41,6 +44,17 @@ pub struct ToolPaths {
     pub modules_cpio: Option<PathBuf>,
     /// What the preflight found; TCG unless a guest has answered under KVM.
     pub accelerator: Option<Accelerator>,
+}
+
+impl ToolPaths {
+    /// How CRIU is run where nothing needs it to be one path; empty when there is none.
+    pub fn criu_command(&self) -> Vec<String> {
+        match &self.criu {
+            Some(_) if !self.criu_direct.is_empty() => self.criu_direct.clone(),
+            Some(path) => vec![path.display().to_string()],
+            None => Vec::new(),
+        }
+    }
 }
 
 /// The fixed surroundings of all plans on this host.

@@ -2,11 +2,13 @@
 
 use drums_common::arm::ArmKind;
 
-use super::{Arm, external::External, qemu::Qemu, runc::Runc};
+use super::{Arm, drums::Drums, external::External, qemu::Qemu, runc::Runc};
 
 /// Every arm that this agent can plan.
 pub fn all() -> Vec<Box<dyn Arm>> {
     vec![
+        Box::new(Drums::cold()),
+        Box::new(Drums::restored()),
         Box::new(Runc::cold()),
         Box::new(Runc::restored()),
         Box::new(Qemu::cold()),

@@ -24,6 +24,7 @@ use crate::{
 };
 
 pub use super::handle::SessionHandle;
+pub use crate::ledger::audit::AuditReport;
 pub use crate::probe::{GuestReady, ProbeError, ReadyAnswer, Target};
 
 /// A workload as unpacked on this host.
@@ -83,6 +84,8 @@ impl Timed {
 pub struct FidelityReading {
     pub mechanism: BTreeMap<String, String>,
     pub limits: LimitsRead,
+    /// Digest of the guest server's binary as the guest reads it; none when it could not be asked.
+    pub guest_sha256: Option<Sha256>,
     pub faults: Vec<String>,
 }
 
@@ -125,19 +128,6 @@ pub struct TemplateReport {
     pub state: String,
     pub identity: Identity,
     /// What of the template's own session could not be undone.
-    pub leaked: Vec<String>,
-}
-
-/// What the start-up audit found and did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AuditReport {
-    /// Recorded, still there, undone.
-    pub undone: Vec<String>,
-    /// Named as ours but not recorded; reported here, then undone.
-    pub orphans: Vec<String>,
-    /// Recorded but gone by itself.
-    pub vanished: Vec<String>,
-    /// Could not be undone.
     pub leaked: Vec<String>,
 }
 
@@ -190,6 +180,8 @@ pub enum SessionFailure {
         #[source]
         source: ProbeError,
     },
+    #[error("the guest server did not accept {what}: {why}")]
+    Refused { what: &'static str, why: String },
     #[error("{0}")]
     Template(String),
 }

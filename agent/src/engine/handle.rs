@@ -2,8 +2,7 @@
 
 use drums_common::{arm::ArmKind, ids::SessionRef};
 
-use super::api::Target;
-use crate::steps::{Cx, Receipt, Resource};
+use super::{api::Target, run::Made};
 
 /// A live session. It ends by `ArmEngine::destroy` or `reset`; dropping it does no I/O and leaves the session to the
 /// next audit, loudly.
@@ -12,11 +11,8 @@ use crate::steps::{Cx, Receipt, Resource};
 pub struct SessionHandle {
     pub(super) session: SessionRef,
     pub(super) kind: ArmKind,
-    pub(super) name: String,
-    pub(super) reach: Target,
-    /// In the order of making; undone in reverse.
-    pub(super) made: Vec<(Resource, Receipt)>,
-    pub(super) cx: Cx,
+    pub(super) target: Target,
+    pub(super) made: Made,
 }
 
 impl SessionHandle {
@@ -27,15 +23,15 @@ impl SessionHandle {
         self.kind
     }
     /// Where its guest server answers.
-    pub fn reach(&self) -> &Target {
-        &self.reach
+    pub fn target(&self) -> &Target {
+        &self.target
     }
 }
 
 impl Drop for SessionHandle {
     fn drop(&mut self) {
-        if !self.made.is_empty() {
-            tracing::error!(session = %self.session, name = %self.name, "session dropped instead of destroyed; the next audit undoes it");
+        if !self.made.entries.is_empty() {
+            tracing::error!(session = %self.session, plan = %self.made.plan, "session dropped instead of destroyed; the next audit undoes it");
         }
     }
 }

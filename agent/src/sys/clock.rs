@@ -18,3 +18,11 @@ fn read_us(clock: ClockId) -> u64 {
     let (s, n) = (u64::try_from(t.tv_sec()).unwrap_or(0), u64::try_from(t.tv_nsec()).unwrap_or(0));
     s.saturating_mul(1_000_000).saturating_add(n / 1_000)
 }
+
+/// Lets `us` microseconds pass between two looks at something that the kernel offers no event for (an EBUSY control
+/// group, say). Never a replacement for the look itself.
+pub fn between_looks(us: u64) {
+    use nix::sys::time::{TimeSpec, TimeValLike as _};
+    let limit = TimeSpec::microseconds(i64::try_from(us).unwrap_or(1_000));
+    let _ = nix::poll::ppoll(&mut [], Some(limit), None);
+}

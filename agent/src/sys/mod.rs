@@ -4,18 +4,24 @@
 //!
 //! Knows nothing of arms, plans or the ledger.
 
+pub mod cgroup;
 pub mod clock;
+pub mod links;
+pub mod linux;
+pub mod procfs;
 pub mod spec;
+pub mod tree;
 
 use std::{
     io,
     os::fd::{BorrowedFd, OwnedFd},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use drums_common::evidence::LimitsRead;
 
-pub use spec::{CgroupLimits, Leaf, LeafOf, PreMount, SessionNet, SessionSpec, StdIo, ToolSpec};
+pub use linux::Linux;
+pub use spec::{CgroupLimits, Leaf, LeafOf, OverlayRoot, PreMount, SessionNet, SessionSpec, StdIo, ToolSpec};
 
 use crate::steps::Process;
 
@@ -102,6 +108,8 @@ pub trait Sys: Send {
     fn path_exists(&self, path: &Path) -> Result<bool, SysError>;
     /// Removes a folder and what is in it, without crossing into another file system or following a link.
     fn remove_tree(&self, path: &Path) -> Result<(), SysError>;
+    /// What a symbolic link (of /proc, say) points to.
+    fn read_link(&self, path: &Path) -> Result<PathBuf, SysError>;
     /// Names in a folder; empty when it does not exist.
     fn list_dir(&self, path: &Path) -> Result<Vec<String>, SysError>;
 
@@ -125,7 +133,8 @@ pub trait Sys: Send {
     // Network of this process's namespace, and new namespaces.
     fn link_exists(&self, name: &str) -> Result<bool, SysError>;
     fn link_delete(&self, name: &str) -> Result<(), SysError>;
-    fn links_named(&self, prefix: &str) -> Result<Vec<String>, SysError>;
+    /// Links whose name begins with `prefix`, with their MACs.
+    fn links_named(&self, prefix: &str) -> Result<Vec<(String, [u8; 6])>, SysError>;
     /// A new network namespace with lo up: its descriptor and inode.
     fn netns(&self) -> Result<(Option<OwnedFd>, u64), SysError>;
     /// True if some process is in that namespace.

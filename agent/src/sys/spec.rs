@@ -58,21 +58,31 @@ impl SessionNet {
         let n = session.number;
         // 16384 networks of 4; a number comes round again only after as many sessions.
         let base = u32::from(Ipv4Addr::new(198, 19, 0, 0)) + (n % 16_384) * 4;
-        let [a, b, c, d] = n.to_be_bytes();
+        let [_, b, c, d] = n.to_be_bytes();
+        let [.., i2, i3] = installation.0;
         Self {
             link: format!("{}{n}", Self::link_prefix(installation)),
             host: (base + 1).into(),
             guest: (base + 2).into(),
             prefix: 30,
-            // Locally administered, unicast.
-            host_mac: [0x02, 0x0d, a, b, c, d],
-            guest_mac: [0x06, 0x0d, a, b, c, d],
+            // Locally administered, unicast. The name holds two bytes of the installation and the MAC the other two, so
+            // that an audit can tell our links from those of an installation with a similar id.
+            host_mac: [0x02, i2, i3, b, c, d],
+            guest_mac: [0x06, i2, i3, b, c, d],
         }
     }
     /// What the name of every link of an installation begins with.
     pub fn link_prefix(installation: InstallationId) -> String {
         let [i0, i1, ..] = installation.0;
         format!("d{i0:02x}{i1:02x}")
+    }
+    /// True if name and MAC together carry the whole installation id, as only links of ours do.
+    pub fn is_ours(installation: InstallationId, name: &str, mac: [u8; 6]) -> bool {
+        let [.., i2, i3] = installation.0;
+        let number = name.strip_prefix(&Self::link_prefix(installation)).unwrap_or("");
+        !number.is_empty()
+            && number.bytes().all(|b| b.is_ascii_digit())
+            && matches!(mac, [0x02, a, b, ..] if (a, b) == (i2, i3))
     }
     pub fn guest_cidr(&self) -> String {
         format!("{}/{}", self.guest, self.prefix)

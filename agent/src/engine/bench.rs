@@ -1,0 +1,1 @@
+//! What making a process costs.

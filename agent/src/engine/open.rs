@@ -1,0 +1,139 @@
+//! From a state folder to an engine: installation id, ledger, audit, scratch file system.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use drums_common::ids::InstallationId;
+
+use super::{Engine, HttpProber, api::AuditReport, run::Made, timeline::Timeline};
+use crate::{
+    arms::{Site, ToolPaths, registry},
+    ledger::{Ledger, LedgerError, audit},
+    shim::ShimClient,
+    steps::{MakeMount, Step},
+    sys::{Linux, Sys, SysError},
+};
+
+/// What an engine on this host needs to know.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// The agent's state folder; made if missing.
+    pub state: PathBuf,
+    pub tools: ToolPaths,
+    /// Size limit of the scratch tmpfs: uppers, images and guests' memory files live there. tmpfs takes memory only as
+    /// it fills, so the limit may exceed what one run needs.
+    pub scratch_bytes: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("cannot {what} {}", path.display())]
+    State {
+        what: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} holds {got:?}, not an installation id of 8 hexadecimal digits; it was made by the first start and never changes", path.display())]
+    Installation { path: PathBuf, got: String },
+    #[error("the engine cannot open its ledger")]
+    Ledger(#[from] LedgerError),
+    #[error("the engine cannot open the kernel's interfaces")]
+    Sys(#[from] SysError),
+    #[error("cannot mount the scratch file system")]
+    Scratch(#[source] crate::steps::StepError),
+    #[error("{0} is left over from an earlier agent and could not be undone; see drums-agent audit")]
+    Leftover(String),
+}
+
+impl Engine {
+    /// Opens the real engine: everything that an earlier agent of this state folder left behind is undone first.
+    pub fn open(config: &EngineConfig, shim: Arc<ShimClient>) -> Result<(Self, AuditReport), OpenError> {
+        let (sys, site, mut ledger) = open_parts(config, shim)?;
+        let report = audit::audit(&mut ledger, &sys, site.installation, &site.scratch, &|_| false)?;
+        if sys.is_mounted(&site.scratch)? {
+            return Err(OpenError::Leftover(format!("the mount on {}", site.scratch.display())));
+        }
+        let installation = site.installation;
+        let mount: Box<dyn Step> =
+            Box::new(MakeMount::tmpfs(&site.scratch, format!("drums-{installation}"), config.scratch_bytes));
+        let steps = [mount];
+        let mut engine = Self::with(Box::new(sys), Box::new(HttpProber), site, ledger, registry::all());
+        let plan = format!("drums-{installation}-scratch");
+        engine.intend(&plan, &steps)?;
+        let mut made = Made { plan: plan.clone(), ..Made::default() };
+        let mut timeline = Timeline::start(engine.sys.now_us());
+        match engine.apply(&steps, &mut made, &mut timeline) {
+            Ok(()) => {}
+            Err(super::run::Stopped::Ledger(e)) => return Err(e.into()),
+            Err(super::run::Stopped::Step(e)) => {
+                engine.unwind(made, &mut timeline);
+                return Err(OpenError::Scratch(e));
+            }
+        }
+        engine.scratch_plan = Some(plan);
+        let run = engine.site.criu_run();
+        engine.sys.make_dir(&run, 0o755)?;
+        Ok((engine, report))
+    }
+
+    /// Audit only: what `drums-agent audit` does. Nothing is left mounted.
+    pub fn audit_only(config: &EngineConfig, shim: Arc<ShimClient>) -> Result<AuditReport, OpenError> {
+        let (sys, site, mut ledger) = open_parts(config, shim)?;
+        Ok(audit::audit(&mut ledger, &sys, site.installation, &site.scratch, &|_| false)?)
+    }
+
+    /// Undoes templates and the scratch file system; answers with leaks. Sessions must have been destroyed.
+    pub fn close(mut self) -> Vec<String> {
+        let mut leaked = self.discard(|_| true);
+        if let Some(plan) = self.scratch_plan.take() {
+            let entries = self
+                .ledger
+                .plan(&plan)
+                .map(|p| p.entries.iter().map(|e| (e.resource.clone(), e.receipt.clone())).collect())
+                .unwrap_or_default();
+            let made = Made { plan, entries, ..Made::default() };
+            let mut timeline = Timeline::start(self.sys.now_us());
+            leaked.extend(self.unwind(made, &mut timeline).1);
+        }
+        leaked
+    }
+}
+
+fn open_parts(config: &EngineConfig, shim: Arc<ShimClient>) -> Result<(Linux, Site, Ledger), OpenError> {
+    let state = |what| move |path: &Path, source| OpenError::State { what, path: path.to_owned(), source };
+    let scratch = config.state.join("scratch");
+    fs::create_dir_all(&scratch).map_err(|e| state("make the folder")(&scratch, e))?;
+    // Mounts are looked for by the path that the kernel knows.
+    let scratch = fs::canonicalize(&scratch).map_err(|e| state("find")(&scratch, e))?;
+    let installation = installation(&config.state)?;
+    let ledger = Ledger::open(&config.state.join("ledger"))?;
+    let sys = Linux::new(shim)?;
+    Ok((sys, Site { installation, scratch, tools: config.tools.clone() }, ledger))
+}
+
+/// Drawn once per state folder, never changed.
+pub fn installation(state: &Path) -> Result<InstallationId, OpenError> {
+    let path = state.join("installation");
+    let fail = |what| {
+        let path = path.clone();
+        move |source| OpenError::State { what, path, source }
+    };
+    match fs::read_to_string(&path) {
+        Ok(text) => text
+            .trim()
+            .parse()
+            .map_err(|_| OpenError::Installation { path, got: text.trim().chars().take(40).collect() }),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let id = InstallationId(rand::random());
+            let fresh = path.with_extension("new");
+            fs::write(&fresh, format!("{id}\n")).map_err(fail("write"))?;
+            fs::rename(&fresh, &path).map_err(fail("write"))?;
+            Ok(id)
+        }
+        Err(e) => Err(fail("read")(e)),
+    }
+}

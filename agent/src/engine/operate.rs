@@ -1,0 +1,283 @@
+//! Create, reset, destroy: the timed operations.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use serde_json::{Value, json};
+
+use super::{
+    Engine,
+    api::{
+        Created, Destroyed, EngineError, GuestReady, HostFailure, Reset, SessionFailure, SessionHandle, SessionOrder,
+        Target,
+    },
+    host,
+    run::{Made, Stopped},
+    timeline::Timeline,
+};
+use crate::{arms::Plan, sys::clock};
+
+/// A call to a guest that has answered before takes milliseconds; this is for a guest that hangs.
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why a session did not come about, before it is unwound.
+pub(super) enum Cause {
+    Session { stage: &'static str, failure: SessionFailure },
+    Host { attempted: String, failure: HostFailure },
+}
+
+impl Cause {
+    pub(super) fn session(stage: &'static str, failure: SessionFailure) -> Self {
+        Self::Session { stage, failure }
+    }
+
+    pub(super) fn with(self, order: &SessionOrder<'_>, leaked: Vec<String>) -> EngineError {
+        match self {
+            Self::Session { stage, failure } => EngineError::Session {
+                session: order.session,
+                kind: order.arm.kind,
+                stage: stage.to_owned(),
+                leaked,
+                source: Box::new(failure),
+            },
+            Self::Host { attempted, failure } => EngineError::Host { attempted, leaked, source: Box::new(failure) },
+        }
+    }
+}
+
+impl From<Stopped> for Cause {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Step(e) => Self::session("creation", SessionFailure::Step(e)),
+            Stopped::Ledger(e) => Self::Host { attempted: "cannot go on with a session".to_owned(), failure: e.into() },
+        }
+    }
+}
+
+/// A session that answered, inside the timed window still.
+struct Up {
+    ready: GuestReady,
+    ready_us: u64,
+    cpu_us: u64,
+}
+
+impl Engine {
+    /// Plan and ledger, before the clock starts.
+    pub(super) fn prepare(&mut self, order: &SessionOrder<'_>) -> Result<(String, Plan), EngineError> {
+        let plan = self.plan(order)?;
+        let name = self.site.name(order.session);
+        self.intend(&name, &plan.steps)
+            .map_err(|e| host(format!("cannot begin session {}", order.session), e.into()))?;
+        Ok((name, plan))
+    }
+
+    pub(super) fn make(&mut self, order: &SessionOrder<'_>) -> Result<Created, EngineError> {
+        let (name, plan) = self.prepare(order)?;
+        let mut timeline = Timeline::start(self.sys.now_us());
+        let mut made = Made { plan: name, ..Made::default() };
+        match self.bring_up(order, &plan, &mut made, &mut timeline) {
+            Ok(up) => self.created(order, plan, made, timeline, up),
+            Err(cause) => {
+                let (_, leaked) = self.unwind(made, &mut timeline);
+                Err(cause.with(order, leaked))
+            }
+        }
+    }
+
+    fn created(
+        &mut self,
+        order: &SessionOrder<'_>,
+        plan: Plan,
+        made: Made,
+        timeline: Timeline,
+        up: Up,
+    ) -> Result<Created, EngineError> {
+        let target = target(&plan, &made);
+        let fidelity = self.read(order, &plan, &target, &made.cx, &up.ready);
+        Ok(Created {
+            timed: timeline.done(up.ready_us),
+            cpu_s: seconds(up.cpu_us),
+            fidelity,
+            ready: up.ready,
+            handle: SessionHandle { session: order.session, kind: order.arm.kind, target, made },
+        })
+    }
+
+    /// Steps, injected delay, post-restore call, first answer.
+    fn bring_up(
+        &mut self,
+        order: &SessionOrder<'_>,
+        plan: &Plan,
+        made: &mut Made,
+        timeline: &mut Timeline,
+    ) -> Result<Up, Cause> {
+        self.apply(&plan.steps, made, timeline)?;
+        if let Some(delay) = order.delay {
+            self.delay(delay, timeline);
+        }
+        let deadline = timeline.start_us().saturating_add(micros(order.ready_timeout));
+        if let Some((at, who)) = &plan.personalise {
+            let from = self.sys.now_us();
+            let mut who = who.clone();
+            who.clock_us = Some(clock::wall_us());
+            let body = serde_json::to_value(&who).unwrap_or(Value::Null);
+            let left = Duration::from_micros(deadline.saturating_sub(from).max(1_000));
+            let answer = self.prober.post(at, "/drums/personalise", &body, left);
+            timeline.mark("personalise", from, self.sys.now_us());
+            accepted("the post-restore call", answer).map_err(|f| Cause::session("personalisation", f))?;
+        }
+        let from = self.sys.now_us();
+        let (ready, ready_us) = self.first_answer(&target(plan, made), made, deadline)?;
+        timeline.mark("ready", from, ready_us);
+        let cpu_us = self.sys.cgroup_cpu_us(&plan.cgroup).map_err(|e| Cause::Host {
+            attempted: "cannot read the session's CPU account".to_owned(),
+            failure: e.into(),
+        })?;
+        Ok(Up { ready, ready_us, cpu_us })
+    }
+
+    /// A full answer that echoes a nonce drawn now, after the create or restore.
+    pub(super) fn first_answer(&self, at: &Target, made: &Made, deadline: u64) -> Result<(GuestReady, u64), Cause> {
+        let nonce = hex::encode(rand::random::<[u8; 16]>());
+        let sys = &*self.sys;
+        let child = made.cx.session();
+        let answer = self
+            .prober
+            .ready(at, &nonce, deadline, &mut || {
+                !self.give_up.load(Ordering::Relaxed) && child.is_none_or(|c| sys.alive(c))
+            })
+            .map_err(|e| Cause::session("readiness", SessionFailure::NotReady(e)))?;
+        Ok((answer.guest, answer.ready_us))
+    }
+
+    /// The positive control's delay: waited for by the clock that measures.
+    fn delay(&self, delay: Duration, timeline: &mut Timeline) {
+        let from = self.sys.now_us();
+        let until = from.saturating_add(micros(delay));
+        loop {
+            let now = self.sys.now_us();
+            if now >= until || self.give_up.load(Ordering::Relaxed) {
+                timeline.mark("injected delay", from, now);
+                return;
+            }
+            clock::between_looks((until - now).min(100_000));
+        }
+    }
+
+    pub(super) fn replace(&mut self, handle: SessionHandle, order: &SessionOrder<'_>) -> Result<Reset, EngineError> {
+        let (name, plan) = match self.prepare(order) {
+            Ok(prepared) => prepared,
+            Err(e) => return Err(self.end_after(handle, e)),
+        };
+        let mut timeline = Timeline::start(self.sys.now_us());
+        let (_, leaked) = self.unwind(take(handle), &mut timeline);
+        let mut made = Made { plan: name, ..Made::default() };
+        match self.bring_up(order, &plan, &mut made, &mut timeline) {
+            Ok(up) => Ok(Reset {
+                timed: timeline.done(up.ready_us),
+                ready: up.ready,
+                handle: SessionHandle {
+                    session: order.session,
+                    kind: order.arm.kind,
+                    target: target(&plan, &made),
+                    made,
+                },
+                leaked,
+            }),
+            Err(cause) => {
+                let (_, more) = self.unwind(made, &mut timeline);
+                Err(cause.with(order, leaked.into_iter().chain(more).collect()))
+            }
+        }
+    }
+
+    /// The old session goes even when its successor could not be planned.
+    fn end_after(&mut self, handle: SessionHandle, error: EngineError) -> EngineError {
+        let mut timeline = Timeline::start(self.sys.now_us());
+        let (_, more) = self.unwind(take(handle), &mut timeline);
+        match error {
+            EngineError::Session { session, kind, stage, mut leaked, source } => {
+                leaked.extend(more);
+                EngineError::Session { session, kind, stage, leaked, source }
+            }
+            EngineError::Host { attempted, mut leaked, source } => {
+                leaked.extend(more);
+                EngineError::Host { attempted, leaked, source }
+            }
+        }
+    }
+
+    pub(super) fn end(&mut self, handle: SessionHandle) -> Result<Destroyed, EngineError> {
+        let mut timeline = Timeline::start(self.sys.now_us());
+        let (done, leaked) = self.unwind(take(handle), &mut timeline);
+        Ok(Destroyed { timed: timeline.done(done), leaked })
+    }
+
+    pub(super) fn plant(&mut self, handle: &SessionHandle) -> Result<(), EngineError> {
+        let answer = self.prober.post(&handle.target, "/drums/dirty", &json!({}), CALL_TIMEOUT);
+        let planted = answer.map_err(|e| guest(handle, "planting of marks", e))?;
+        let missing: Vec<_> = marks(&planted).filter(|(_, there)| !there).map(|(name, _)| name).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(EngineError::Session {
+            session: handle.session,
+            kind: handle.kind,
+            stage: "planting of marks".to_owned(),
+            leaked: Vec::new(),
+            source: Box::new(SessionFailure::Refused { what: "marks", why: format!("not planted: {missing:?}") }),
+        })
+    }
+
+    pub(super) fn look_for_dirt(&mut self, handle: &SessionHandle) -> Result<Vec<String>, EngineError> {
+        let answer = self.prober.get(&handle.target, "/drums/dirty", CALL_TIMEOUT);
+        let seen = answer.map_err(|e| guest(handle, "look for marks", e))?;
+        Ok(marks(&seen).filter(|(_, there)| *there).map(|(name, _)| name).collect())
+    }
+}
+
+/// Where the session answers: what its making told, or else the plan.
+fn target(plan: &Plan, made: &Made) -> Target {
+    made.cx.target.clone().unwrap_or_else(|| plan.ready_at.clone())
+}
+
+fn take(mut handle: SessionHandle) -> Made {
+    std::mem::take(&mut handle.made)
+}
+
+fn guest(handle: &SessionHandle, stage: &str, source: super::api::ProbeError) -> EngineError {
+    EngineError::Session {
+        session: handle.session,
+        kind: handle.kind,
+        stage: stage.to_owned(),
+        leaked: Vec::new(),
+        source: Box::new(SessionFailure::Guest { what: "the call", source }),
+    }
+}
+
+/// The guest's answer about its marks: names and whether they are there.
+fn marks(answer: &Value) -> impl Iterator<Item = (String, bool)> {
+    let map = answer.as_object().cloned().unwrap_or_default();
+    map.into_iter().filter_map(|(name, there)| Some((name, there.as_bool()?)))
+}
+
+/// `ok` in a guest's answer, or what it says failed.
+pub(super) fn accepted(
+    what: &'static str,
+    answer: Result<Value, super::api::ProbeError>,
+) -> Result<(), SessionFailure> {
+    let answer = answer.map_err(|source| SessionFailure::Guest { what, source })?;
+    if answer.get("ok").and_then(Value::as_bool) == Some(true) {
+        return Ok(());
+    }
+    let why = answer.get("failed").map_or_else(|| answer.to_string(), Value::to_string);
+    Err(SessionFailure::Refused { what, why })
+}
+
+#[allow(clippy::cast_precision_loss)] // 2^53 us are 285 years
+pub(super) fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}
+
+fn micros(d: Duration) -> u64 {
+    u64::try_from(d.as_micros()).unwrap_or(u64::MAX)
+}

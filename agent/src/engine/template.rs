@@ -1,0 +1,175 @@
+//! Templates: a session that is made, certified, marked, saved and undone; what it was saved to remains.
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::Path,
+    time::Duration,
+};
+
+use drums_common::digest::Sha256;
+use serde_json::json;
+use sha2::{Digest as _, Sha256 as Hasher};
+
+use super::{
+    Engine, TemplateKey,
+    api::{EngineError, GuestReady, HostFailure, SessionFailure, SessionOrder, TemplateReport},
+    host,
+    operate::{CALL_TIMEOUT, Cause, accepted},
+    run::Made,
+    timeline::Timeline,
+};
+use crate::{
+    arms::{Template, TemplatePlan},
+    sys::SysError,
+};
+
+/// A template and the resources that it is kept in.
+pub(super) struct Held {
+    pub(super) template: Template,
+    made: Made,
+}
+
+impl Engine {
+    pub(super) fn template(&mut self, order: &SessionOrder<'_>) -> Result<TemplateReport, EngineError> {
+        let kind = order.arm.kind;
+        let key: TemplateKey = (order.run, order.arm.name.clone(), order.template_build);
+        if self.templates.contains_key(&key) {
+            let why = format!("build {} of {} is there already", order.template_build, order.arm.name);
+            return Err(host("cannot build a template".to_owned(), HostFailure::Unfit(why)));
+        }
+        let failed = |what: &str| format!("cannot {what} template build {} of {kind}", order.template_build);
+        let plan = self.arm(kind)?.plan_template(&self.site, order).map_err(|e| host(failed("plan"), e.into()))?;
+        let name = self.site.name(order.session);
+        let kept = format!("{name}-template");
+        self.intend(&kept, &plan.store).map_err(|e| host(failed("begin"), e.into()))?;
+        let mut store = Made { plan: kept, ..Made::default() };
+        let mut session = Made { plan: name, ..Made::default() };
+        let mut timeline = Timeline::start(self.sys.now_us());
+        let built = self.build(order, &plan, &mut store, &mut session, &mut timeline);
+        let (end, mut leaked) = self.unwind(session, &mut timeline);
+        let built = built.and_then(|ready| {
+            let (bytes, sha256) = digest(&plan.image).map_err(|e| Cause::Host {
+                attempted: "cannot read the saved template back".to_owned(),
+                failure: SysError::os("read", plan.image.display(), e).into(),
+            })?;
+            Ok((ready, bytes, sha256))
+        });
+        match built {
+            Ok((ready, bytes, sha256)) => {
+                let state = ready.state.clone();
+                let identity = ready.identity();
+                let template = Template {
+                    run: order.run,
+                    arm: order.arm.name.clone(),
+                    build: order.template_build,
+                    session: order.session,
+                    state: state.clone(),
+                    ready,
+                };
+                self.templates.insert(key, Held { template, made: store });
+                let duration_ms = timeline.done(end).duration_ms();
+                Ok(TemplateReport { duration_ms, bytes, sha256, state, identity, leaked })
+            }
+            Err(cause) => {
+                let (_, more) = self.unwind(store, &mut Timeline::start(self.sys.now_us()));
+                leaked.extend(more);
+                Err(cause.with(order, leaked))
+            }
+        }
+    }
+
+    /// Store, session, certificate, mark, save. Whatever happens, both hands hold what there is.
+    fn build(
+        &mut self,
+        order: &SessionOrder<'_>,
+        plan: &TemplatePlan,
+        store: &mut Made,
+        session: &mut Made,
+        timeline: &mut Timeline,
+    ) -> Result<GuestReady, Cause> {
+        self.apply(&plan.store, store, timeline)?;
+        // The steps that save act on the session's resources and are undone with them.
+        let resources: Vec<_> =
+            plan.session.steps.iter().chain(&plan.save).filter_map(|s| s.resource().cloned()).collect();
+        self.ledger.intend(&session.plan, &resources).map_err(|e| Cause::Host {
+            attempted: "cannot begin a template's session".to_owned(),
+            failure: e.into(),
+        })?;
+        self.live.insert(session.plan.clone());
+        self.apply(&plan.session.steps, session, timeline)?;
+        let patience = |engine: &Self, d: Duration| {
+            engine.sys.now_us().saturating_add(u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
+        };
+        let deadline = patience(self, order.ready_timeout);
+        let target = &plan.session.ready_at;
+        self.first_answer(target, session, deadline)?;
+        let state = format!(
+            "{} {} build {} {}",
+            order.run,
+            order.arm.name,
+            order.template_build,
+            hex::encode(rand::random::<[u8; 8]>())
+        );
+        let answer = self.prober.post(target, "/drums/state", &json!({ "state": state }), CALL_TIMEOUT);
+        accepted("the template's mark", answer).map_err(|f| Cause::session("certification", f))?;
+        // What is certified is what is saved: a fresh nonce, the mark in place, nothing in between.
+        let deadline = patience(self, CALL_TIMEOUT);
+        let (ready, _) = self.first_answer(target, session, deadline)?;
+        if ready.state != state {
+            let why = format!("the template answers state {:?} after {state:?} was set", ready.state);
+            return Err(Cause::session("certification", SessionFailure::Template(why)));
+        }
+        self.apply(&plan.save, session, timeline)?;
+        Ok(ready)
+    }
+
+    /// Undoes templates; answers with leaks.
+    pub(super) fn discard(&mut self, which: impl Fn(&TemplateKey) -> bool) -> Vec<String> {
+        let keys: Vec<TemplateKey> = self.templates.keys().filter(|k| which(k)).cloned().collect();
+        let mut leaked = Vec::new();
+        for key in keys {
+            if let Some(held) = self.templates.remove(&key) {
+                let mut timeline = Timeline::start(self.sys.now_us());
+                leaked.extend(self.unwind(held.made, &mut timeline).1);
+            }
+        }
+        leaked
+    }
+}
+
+/// Size and digest of a folder's files: over each file's path, size and content, in the order of their paths.
+fn digest(folder: &Path) -> io::Result<(u64, Sha256)> {
+    let mut files = Vec::new();
+    list(folder, &mut files)?;
+    files.sort();
+    let (mut total, mut hasher) = (0, Hasher::new());
+    let mut buffer = vec![0; 1 << 20];
+    for path in files {
+        let mut file = File::open(&path)?;
+        let size = file.metadata()?.len();
+        let relative = path.strip_prefix(folder).unwrap_or(&path);
+        hasher.update(format!("{}\0{size}\0", relative.display()));
+        loop {
+            match file.read(&mut buffer)? {
+                0 => break,
+                n => hasher.update(&buffer[..n]),
+            }
+        }
+        total += size;
+    }
+    Ok((total, Sha256(hasher.finalize().into())))
+}
+
+fn list(folder: &Path, files: &mut Vec<std::path::PathBuf>) -> io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            list(&entry.path(), files)?;
+        } else if kind.is_file() {
+            files.push(entry.path());
+        }
+    }
+    Ok(())
+}

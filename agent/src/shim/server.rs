@@ -1,0 +1,222 @@
+//! The shim's loop: one socket, one signalfd, one table of children.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd as _, FromRawFd as _, OwnedFd},
+    process::ExitCode,
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        prctl,
+        resource::{UsageWho, getrusage},
+        signal::{SigSet, Signal},
+        signalfd::{SfdFlags, SignalFd},
+        time::TimeValLike as _,
+        wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid},
+    },
+    unistd::Pid,
+};
+
+use super::{
+    child,
+    namespaces::Namespaces,
+    protocol::{self, Failed, Reply, Request},
+};
+use crate::{
+    steps::Process,
+    sys::{Exit, cgroup::Layout, procfs},
+};
+
+/// Ended children that nobody asked about are forgotten beyond this many.
+const REMEMBERED: usize = 4_096;
+
+struct Shim {
+    namespaces: Namespaces,
+    layout: Layout,
+    /// By pid: start time, and how it ended once it did.
+    children: BTreeMap<i32, (u64, Option<Exit>)>,
+}
+
+type Answer = Result<(Reply, Option<OwnedFd>), Failed>;
+
+/// Runs the shim on descriptor 3 until the agent is gone. Must be called before any thread exists.
+pub fn serve() -> ExitCode {
+    // SAFETY: descriptor 3 is the socket that our parent put there for us (`ShimClient::launch`); if it is not there,
+    // the first use fails with EBADF and we end.
+    let sock = unsafe { OwnedFd::from_raw_fd(3) };
+    match run(&sock) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("drums-agent shim: {e}; it is started by the agent, not by hand");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(sock: &OwnedFd) -> io::Result<()> {
+    nix::fcntl::fcntl(sock.as_fd(), nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
+    // Whatever the agent itself inherited from its starter must not reach sessions: CRIU could not save them.
+    // SAFETY: nothing in this process has opened a descriptor above 3 yet.
+    if unsafe { libc::close_range(4, libc::c_uint::MAX, 0) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    prctl::set_child_subreaper(true)?;
+    prctl::set_name(c"drums-shim")?;
+    let mut mask = SigSet::empty();
+    mask.add(Signal::SIGCHLD);
+    mask.thread_block()?;
+    let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    let mut shim = Shim { namespaces: Namespaces::open()?, layout: Layout::discover()?, children: BTreeMap::new() };
+    let mut buffer = Vec::new();
+    loop {
+        let mut fds = [PollFd::new(sock.as_fd(), PollFlags::POLLIN), PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let [socket_ready, signal_ready] = fds.map(|f| f.any().unwrap_or(false));
+        if signal_ready {
+            while signals.read_signal()?.is_some() {}
+            shim.reap();
+        }
+        if socket_ready {
+            let Some((request, fds)) = protocol::receive::<Request>(sock.as_fd(), &mut buffer)? else {
+                break;
+            };
+            let (reply, fd) = match shim.handle(request, &fds) {
+                Ok((reply, fd)) => (reply, fd),
+                Err(failed) => (Reply::Failed(failed), None),
+            };
+            drop(fds);
+            let out: Vec<_> = fd.iter().map(|f| f.as_fd()).collect();
+            if protocol::send(sock.as_fd(), &reply, &out).is_err() {
+                break;
+            }
+        }
+    }
+    shim.kill_everything();
+    Ok(())
+}
+
+impl Shim {
+    fn handle(&mut self, request: Request, fds: &[OwnedFd]) -> Answer {
+        match request {
+            Request::Netns => {
+                let (fd, inode) = self.namespaces.make_netns()?;
+                Ok((Reply::Netns { inode }, Some(fd)))
+            }
+            Request::Veth(net) => {
+                let netns = fds.first().ok_or_else(|| Failed::here("find the network namespace", Errno::EBADF))?;
+                self.namespaces.make_veth(&net, netns.as_fd())?;
+                Ok((Reply::Done, None))
+            }
+            Request::Tap(net) => Ok((Reply::Done, Some(self.namespaces.make_tap(&net)?))),
+            Request::Session(spec) => {
+                let started = child::session(&spec, fds.first(), &self.layout)?;
+                self.keep(started)
+            }
+            Request::Tool(spec) => {
+                let started = child::tool(&spec, fds, &self.layout)?;
+                self.keep(started)
+            }
+            Request::Adopt { pid } => self.adopt(pid),
+            Request::Status(process) => {
+                self.reap();
+                let exit = match self.children.get(&process.pid) {
+                    Some((start, exit)) if *start == process.start => *exit,
+                    // Not ours any more, or another one: it ended, and nobody can tell how.
+                    _ => Some(Exit::Unknown),
+                };
+                if exit.is_some() {
+                    self.children.remove(&process.pid);
+                }
+                Ok((Reply::Exit(exit), None))
+            }
+            Request::Living => {
+                self.reap();
+                let living = self.children.iter().filter(|(_, (_, exit))| exit.is_none());
+                Ok((Reply::Living(living.map(|(&pid, &(start, _))| Process { pid, start }).collect()), None))
+            }
+            Request::CpuTime => {
+                let us = getrusage(UsageWho::RUSAGE_SELF)
+                    .map(|u| u.user_time().num_microseconds() + u.system_time().num_microseconds())
+                    .unwrap_or(0);
+                Ok((Reply::CpuTime(u64::try_from(us).unwrap_or(0)), None))
+            }
+        }
+    }
+
+    fn keep(&mut self, started: child::Started) -> Answer {
+        let process = started.process;
+        self.children.insert(process.pid, (process.start, None));
+        if self.children.len() > REMEMBERED {
+            self.children.retain(|_, (_, exit)| exit.is_none());
+        }
+        Ok((Reply::Child(process), Some(started.pidfd)))
+    }
+
+    /// Only our own child is adopted: the agent never gets a descriptor of somebody else's process from us.
+    fn adopt(&mut self, pid: i32) -> Answer {
+        let stat = procfs::stat(pid)
+            .map_err(|e| Failed::io(format!("look up pid {pid}"), &e))?
+            .ok_or_else(|| Failed::here(format!("adopt pid {pid}: there is no such process"), Errno::ESRCH))?;
+        if stat.ppid != std::process::id() {
+            return Err(Failed::here(
+                format!("adopt pid {pid}: its parent is {}, not the shim", stat.ppid),
+                Errno::ECHILD,
+            ));
+        }
+        let pidfd = procfs::pidfd_open(pid).map_err(|e| Failed::io(format!("open pid {pid}"), &e))?;
+        self.keep(child::Started { process: Process { pid, start: stat.start }, pidfd })
+    }
+
+    fn reap(&mut self) {
+        loop {
+            match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::Exited(pid, code)) => self.ended(pid, Exit::Code(code)),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => self.ended(pid, Exit::Signal(signal as i32)),
+                Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return,
+                Err(Errno::EINTR) | Ok(_) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn ended(&mut self, pid: Pid, exit: Exit) {
+        // Orphans of tools come to us as their subreaper; they are reaped and not remembered.
+        if let Some(entry) = self.children.get_mut(&pid.as_raw()) {
+            entry.1 = Some(exit);
+        }
+    }
+
+    /// SIGKILL to every child until there is none. Children of children end with their pid namespace, by PDEATHSIG, or
+    /// come to us as orphans and are killed in the next round.
+    fn kill_everything(&mut self) {
+        // Something that hangs in the kernel must not keep the shim for ever; the agent's audit names what is left.
+        for _ in 0..2_000 {
+            let children = procfs::children_of_self().unwrap_or_default();
+            for pid in &children {
+                // A child of ours that we have not reaped cannot have its pid reused.
+                // SAFETY: plain system call.
+                unsafe { libc::kill(*pid, libc::SIGKILL) };
+            }
+            self.reap();
+            match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG) {
+                Err(Errno::ECHILD) => return,
+                Ok(WaitStatus::StillAlive) => {
+                    // Nothing has ended yet: wait for SIGCHLD (blocked, so it stays pending) at most 5 ms.
+                    let mut mask = SigSet::empty();
+                    mask.add(Signal::SIGCHLD);
+                    let limit = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+                    // SAFETY: both pointers are valid for the call; no info is asked for.
+                    unsafe { libc::sigtimedwait(mask.as_ref(), std::ptr::null_mut(), &limit) };
+                }
+                _ => {}
+            }
+        }
+    }
+}
