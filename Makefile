@@ -7,7 +7,6 @@ SHELL := /bin/bash
 
 CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)
 export CARGO_TARGET_DIR ?= $(CACHE)/drumsbench/target
-XTASK = cargo run --quiet --locked --package xtask --
 
 .PHONY: help test demo demo-clean build prepare-build prepare-demo prepare-test
 
@@ -18,7 +17,7 @@ prepare-%:
 	@infra/prepare $*
 
 build: prepare-build ## Build every binary (debug) into $CARGO_TARGET_DIR
-	cargo build --locked --workspace --bins
+	cargo build --locked --workspace --bins --tests
 
 demo: prepare-demo ## Run EXP-028 for real on this machine: eight arms, two agents, one verdict
 	@echo "build       release build (some minutes the first time)"
@@ -29,7 +28,8 @@ demo-clean: prepare-build ## Remove what a crashed demo left behind
 	@cargo build --quiet --locked --release -p xtask -p drums-agent -p drums-coordinator
 	@"$$CARGO_TARGET_DIR/release/xtask" demo-clean
 
+# One selection of packages and targets for everything: cargo then builds each dependency once, with one set of features.
 test: prepare-test ## Everything that is checked: `cargo xtask check`, then all tests; names what was skipped
-	$(XTASK) check
-	cargo build --locked --workspace --bins
-	status=0; cargo nextest run --locked --workspace || status=$$?; $(XTASK) skips || status=$$?; exit $$status
+	cargo build --locked --workspace --bins --tests
+	"$$CARGO_TARGET_DIR/debug/xtask" check
+	status=0; cargo nextest run --locked --workspace || status=$$?; "$$CARGO_TARGET_DIR/debug/xtask" skips || status=$$?; exit $$status

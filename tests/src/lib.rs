@@ -1,5 +1,7 @@
 //! What the integration tests share: where the workspace is, its programs, and the fleet under test.
 
+pub mod fleet;
+
 use std::{
     path::{Path, PathBuf},
     process::Command,
@@ -28,7 +30,7 @@ pub fn programs() -> Result<PathBuf> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let output = Command::new(cargo)
         .current_dir(root())
-        .args(["build", "--quiet", "--locked", "--workspace", "--bins"])
+        .args(["build", "--quiet", "--locked", "--workspace", "--bins", "--tests"])
         .output()
         .context("cannot start cargo")?;
     ensure!(output.status.success(), "the programs do not build: {}", String::from_utf8_lossy(&output.stderr));
@@ -36,6 +38,16 @@ pub fn programs() -> Result<PathBuf> {
     let me = std::env::current_exe().context("cannot ask for this program's own path")?;
     let folder = me.ancestors().nth(2).context("this program does not lie in a target folder")?;
     Ok(folder.to_owned())
+}
+
+/// The minimal workload, built from this checkout.
+pub fn image() -> Result<PathBuf> {
+    let target = metadata()?.target_directory.into_std_path_buf();
+    let out = target.join("images/it-minimal");
+    let guest = drums_infra::image::minimal::build_guest(root()).context("cannot build the guest server")?;
+    let options = drums_infra::image::minimal::Options { out: out.clone(), guest, cache: target.join("packages") };
+    drums_infra::image::minimal::build(&options).context("cannot build the minimal workload")?;
+    Ok(out)
 }
 
 /// Says that a test cannot run here, in the words that `cargo xtask skips` reads.

@@ -41,7 +41,7 @@ enum Task {
 enum Recipe {
     /// busybox and drums-guest
     Minimal {
-        /// Folder to write `tree/` and `manifest.json` into
+        /// Folder to write the tree and its manifest into
         #[arg(long)]
         out: PathBuf,
     },
@@ -64,7 +64,7 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Skips => skips::run()?,
         Task::Demo(args) => return demo::demo(&args),
         Task::DemoClean => demo::clean()?,
-        Task::Image { recipe: Recipe::Minimal { out } } => image::minimal(&out)?,
+        Task::Image { recipe: Recipe::Minimal { out } } => println!("{}  {}", image::minimal(&out)?, out.display()),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -199,7 +199,8 @@ fn build() -> Result<Binaries> {
 /// The workload: one userland tree for every arm.
 fn image() -> Result<PathBuf> {
     let out = workspace::target_dir()?.join("images/minimal");
-    crate::image::minimal(&out)?;
+    let sha256 = crate::image::minimal(&out)?;
+    say("image", &format!("minimal workload {}", sha256.short()));
     Ok(out)
 }
 
