@@ -2,3 +2,4 @@
 
 mod docs;
 mod metadata;
+mod net;

@@ -3,7 +3,7 @@
 //! The key is made before the request and kept until an answer arrived: if the answer was lost, the same token with the
 //! same key is accepted once more.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::atomic::Ordering, time::Duration};
 
 use drums_common::{
     digest::Sha256,
@@ -85,7 +85,7 @@ pub async fn enrol(state: &Path, token: &Token, build: Sha256) -> Result<Identit
         csr_der: csr.der().to_vec(),
         installation,
     };
-    let config = tls::pinned(token.ca)?;
+    let (config, foreign) = tls::pinned(token.ca)?;
     let host = token.host.to_string();
     let mut tried = Vec::new();
     for address in &token.addresses {
@@ -96,6 +96,10 @@ pub async fn enrol(state: &Path, token: &Token, build: Sha256) -> Result<Identit
                 return Identity::load(state)?.ok_or_else(|| EnrolError::BadAnswer { host, what: what() });
             }
             Ok(EnrolReply::Refused(failure)) => return Err(EnrolError::Refused { host, failure }),
+            Err(_) if foreign.swap(false, Ordering::AcqRel) => {
+                let ca = token.ca.short();
+                tried.push(format!("{address}: it does not show the CA {ca} that the token names: it is another coordinator, or its CA was replaced"));
+            }
             Err(e) => tried.push(format!("{address}: {}", chain(&e))),
         }
     }

@@ -1,6 +1,14 @@
 //! Client sides of TLS and QUIC: how an agent makes sure that it speaks to its coordinator.
 
-use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use drums_common::{
     digest::Sha256,
@@ -10,7 +18,7 @@ use drums_common::{
 use quinn::{ClientConfig, Connection, ConnectionError, Endpoint, TransportConfig, VarInt};
 use quinn_proto::crypto::rustls::QuicClientConfig;
 use rustls::{
-    CertificateError, DigitallySignedStruct, OtherError, RootCertStore, SignatureScheme,
+    CertificateError, DigitallySignedStruct, RootCertStore, SignatureScheme,
     client::{
         Resumption, WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -71,14 +79,16 @@ pub(super) fn enrolled(identity: &Identity) -> Result<ClientConfig, DialError> {
     quic(config, transport)
 }
 
-/// For a host that has only a token: whatever it dials must show the CA whose digest the token carries.
-pub(super) fn pinned(ca: Sha256) -> Result<ClientConfig, DialError> {
+/// For a host that has only a token: whatever it dials must show the CA whose digest the token carries. The flag is set
+/// when a server did not.
+pub(super) fn pinned(ca: Sha256) -> Result<(ClientConfig, Arc<AtomicBool>), DialError> {
     let tls = |e: rustls::Error| DialError::Tls(e.to_string());
+    let foreign = Arc::new(AtomicBool::new(false));
     let mut config = rustls::ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(tls)?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(PinnedCa { ca, provider: provider() }))
+        .with_custom_certificate_verifier(Arc::new(PinnedCa { ca, foreign: foreign.clone(), provider: provider() }))
         .with_no_client_auth();
     config.alpn_protocols = vec![ALPN_ENROL.to_vec()];
     let mut transport = TransportConfig::default();
@@ -86,7 +96,7 @@ pub(super) fn pinned(ca: Sha256) -> Result<ClientConfig, DialError> {
         .max_concurrent_bidi_streams(VarInt::from_u32(0))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .datagram_receive_buffer_size(None);
-    quic(config, transport)
+    Ok((quic(config, transport)?, foreign))
 }
 
 fn quic(mut config: rustls::ClientConfig, transport: TransportConfig) -> Result<ClientConfig, DialError> {
@@ -141,24 +151,9 @@ pub(super) fn words(e: &ConnectionError) -> String {
 #[derive(Debug)]
 struct PinnedCa {
     ca: Sha256,
+    foreign: Arc<AtomicBool>,
     provider: Arc<CryptoProvider>,
 }
-
-#[derive(Debug)]
-struct ForeignCa {
-    pinned: Sha256,
-}
-
-impl fmt::Display for ForeignCa {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the peer does not show the CA {} that the token names: it is another coordinator, or its CA was replaced",
-            self.pinned.short()
-        )
-    }
-}
-impl std::error::Error for ForeignCa {}
 
 impl ServerCertVerifier for PinnedCa {
     fn verify_server_cert(
@@ -170,8 +165,8 @@ impl ServerCertVerifier for PinnedCa {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let Some(ca) = intermediates.iter().find(|c| Sha256::of(c) == self.ca) else {
-            let why = OtherError(Arc::new(ForeignCa { pinned: self.ca }));
-            return Err(rustls::Error::InvalidCertificate(CertificateError::Other(why)));
+            self.foreign.store(true, Ordering::Release);
+            return Err(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer));
         };
         let mut roots = RootCertStore::empty();
         roots.add(ca.clone().into_owned())?;

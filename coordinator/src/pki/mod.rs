@@ -137,7 +137,10 @@ impl Pki {
         files::make_private_dir(dir)?;
         let what = "the CA";
         let key = KeyPair::generate().map_err(|source| PkiError::Make { what, source })?;
-        let mut params = params("DrumsBench CA", now, CA_DAYS)?;
+        // A name of its own for each CA: a certificate of another home is then one of an unknown issuer, not one with a
+        // bad signature.
+        let name = format!("DrumsBench CA {}", hex::encode(rand::random::<[u8; 4]>()));
+        let mut params = params(&name, now, CA_DAYS)?;
         // It signs leaves only, never another CA.
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];

@@ -1,0 +1,6 @@
+//! Both sides of the network in one process, on loopback.
+
+mod enrol;
+mod fake;
+mod hostile;
+mod link;
