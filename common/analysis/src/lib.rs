@@ -1,1 +1,2 @@
-//! .
+//! From evidence to a verdict, purely.
+pub mod stats;
