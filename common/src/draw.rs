@@ -34,6 +34,7 @@ impl Draw {
         Self { state }
     }
 
+    #[inline]
     pub fn next_u64(&mut self) -> u64 {
         let s = &mut self.state;
         let result = s[0].wrapping_add(s[3]).rotate_left(23).wrapping_add(s[0]);
@@ -48,6 +49,7 @@ impl Draw {
     }
 
     /// Uniform in `0..bound`; 0 when `bound` is 0. Without bias, by rejection.
+    #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
         if bound <= 1 {
             return 0;
@@ -62,12 +64,14 @@ impl Draw {
     }
 
     /// Uniform index of something of length `len`.
+    #[inline]
     pub fn index(&mut self, len: usize) -> usize {
         // Lossless both ways: usize is at most 64 bits on every target, and the result is below `len`.
         self.below(len as u64) as usize
     }
 
     /// Uniform in the open interval (0, 1).
+    #[inline]
     pub fn unit(&mut self) -> f64 {
         // 53 random bits, moved by half a step so that neither end comes out: logarithms of it are finite.
         ((self.next_u64() >> 11) as f64 + 0.5) / (1u64 << 53) as f64

@@ -5,8 +5,8 @@
 //! stream that the caller names.
 
 pub mod order;
-pub mod ratio;
 pub mod rates;
+pub mod ratio;
 pub mod variance;
 
 pub use order::{Quantile, median, median_interval, quantile_interval};

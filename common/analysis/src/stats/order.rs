@@ -33,7 +33,7 @@ fn quantile_of_sorted(v: &[f64], p: f64) -> Option<f64> {
     let exact = n as f64 * p;
     let rank = exact.ceil().max(1.0) as usize;
     let at = v[(rank - 1).min(n - 1)];
-    if p == 0.5 && n % 2 == 0 { Some(midpoint(at, v[rank.min(n - 1)])) } else { Some(at) }
+    if p == 0.5 && n.is_multiple_of(2) { Some(midpoint(at, v[rank.min(n - 1)])) } else { Some(at) }
 }
 
 /// Half-way; infinite as soon as one of them is, without making a NaN.
@@ -52,7 +52,11 @@ pub fn quantile_interval(values: &[f64], p: f64, alpha: f64) -> Option<Quantile>
     let v = sorted(values);
     let n = v.len();
     let value = quantile_of_sorted(&v, p)?;
-    Some(Quantile { n, value, interval: interval_ranks(n, p, alpha).map(|(l, u)| Interval { low: v[l - 1], high: v[u - 1] }) })
+    Some(Quantile {
+        n,
+        value,
+        interval: interval_ranks(n, p, alpha).map(|(l, u)| Interval { low: v[l - 1], high: v[u - 1] }),
+    })
 }
 
 /// 1-based ranks (l, u) with P(Binomial(n, p) < l) and P(Binomial(n, p) >= u) both at most alpha / 2.

@@ -18,7 +18,7 @@ use super::Interval;
 /// Resamples; with `alpha` = 0.05 both quantiles are order statistics of exactly known rank.
 pub const RESAMPLES: usize = 9_999;
 /// Fewer units give no interval.
-pub const MIN_UNITS: usize = 5;
+pub const MIN_UNITS: usize = 4;
 /// Below this number the interval is the hull of bootstrap-t and Student's t.
 pub const HULL_BELOW: usize = 12;
 /// Power for which minimum detectable effects are stated.
@@ -156,7 +156,10 @@ pub fn geometric_mean_ratio(logs: &[f64], alpha: f64, mut draw: Draw) -> RatioIn
     out.studentised = studentised(&finite, out.mean, &mut draw);
     out.interval = ends(&out, alpha, up, down);
     out.tost = ends(&out, 2.0 * alpha, up, down);
-    if !up && !down && let Some(t) = student(finite.len()) {
+    if !up
+        && !down
+        && let Some(t) = student(finite.len())
+    {
         out.mde = Some(((t.inverse_cdf(1.0 - alpha / 2.0) + t.inverse_cdf(POWER)) * out.error).exp() - 1.0);
     }
     out
@@ -165,7 +168,9 @@ pub fn geometric_mean_ratio(logs: &[f64], alpha: f64, mut draw: Draw) -> RatioIn
 fn ends(r: &RatioInterval, alpha: f64, up: bool, down: bool) -> Interval {
     let rank = |p: f64| ((p * (r.studentised.len() + 1) as f64).round() as usize).clamp(1, r.studentised.len()) - 1;
     let (mut t_low, mut t_high) = (r.studentised[rank(alpha / 2.0)], r.studentised[rank(1.0 - alpha / 2.0)]);
-    if r.hull && let Some(t) = student(r.finite) {
+    if r.hull
+        && let Some(t) = student(r.finite)
+    {
         let q = t.inverse_cdf(1.0 - alpha / 2.0);
         (t_low, t_high) = (t_low.min(-q), t_high.max(q));
     }
@@ -178,15 +183,21 @@ fn ends(r: &RatioInterval, alpha: f64, up: bool, down: bool) -> Interval {
 }
 
 fn studentised(y: &[f64], mean: f64, draw: &mut Draw) -> Vec<f64> {
-    let mut resample = vec![0.0; y.len()];
+    let n = y.len() as f64;
+    let centred: Vec<f64> = y.iter().map(|x| x - mean).collect();
     let mut t: Vec<f64> = (0..RESAMPLES)
         .map(|_| {
-            for x in &mut resample {
-                *x = y[draw.index(y.len())];
+            let (mut sum, mut squares) = (0.0, 0.0);
+            for _ in 0..centred.len() {
+                let x = centred[index(draw, centred.len())];
+                sum += x;
+                squares += x * x;
             }
-            let (m, error) = mean_and_error(&resample);
-            let away = m - mean;
-            if error > 0.0 {
+            let away = sum / n;
+            // Centred values keep this difference of squares accurate; a rounding error below zero is a zero.
+            let variance = ((squares - n * away * away) / (n - 1.0)).max(0.0);
+            let error = (variance / n).sqrt();
+            if error > 1e-12 * away.abs() {
                 away / error
             } else if away == 0.0 {
                 0.0
@@ -195,8 +206,13 @@ fn studentised(y: &[f64], mean: f64, draw: &mut Draw) -> Vec<f64> {
             }
         })
         .collect();
-    t.sort_by(f64::total_cmp);
+    t.sort_unstable_by(f64::total_cmp);
     t
+}
+
+/// Index below `len` by multiplication: its bias, `len / 2^64`, is nothing to a resample, and it takes no division.
+fn index(draw: &mut Draw, len: usize) -> usize {
+    ((u128::from(draw.next_u64()) * len as u128) >> 64) as usize
 }
 
 #[cfg(test)]
