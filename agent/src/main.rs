@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Try(args) => {
             let tools = ToolPaths { criu: std::env::var_os("DRUMS_CRIU").map(Into::into), ..ToolPaths::default() };
-            trial::main(&args.trial(tools))
+            trial::main(&args, tools)
         }
     }
 }

@@ -171,3 +171,6 @@ impl ArmEngine for Engine {
         self.ledger.open_plans().flat_map(|p| p.entries.iter().map(|e| (p.name.clone(), e.resource.clone()))).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,15 +1,8 @@
 //! Templates: a session that is made, certified, marked, saved and undone; what it was saved to remains.
 
-use std::{
-    fs::File,
-    io::{self, Read as _},
-    path::Path,
-    time::Duration,
-};
+use std::time::Duration;
 
-use drums_common::digest::Sha256;
 use serde_json::json;
-use sha2::{Digest as _, Sha256 as Hasher};
 
 use super::{
     Engine, TemplateKey,
@@ -19,10 +12,7 @@ use super::{
     run::Made,
     timeline::Timeline,
 };
-use crate::{
-    arms::{Template, TemplatePlan},
-    sys::SysError,
-};
+use crate::arms::{Template, TemplatePlan};
 
 /// A template and the resources that it is kept in.
 pub(super) struct Held {
@@ -49,9 +39,9 @@ impl Engine {
         let built = self.build(order, &plan, &mut store, &mut session, &mut timeline);
         let (end, mut leaked) = self.unwind(session, &mut timeline);
         let built = built.and_then(|ready| {
-            let (bytes, sha256) = digest(&plan.image).map_err(|e| Cause::Host {
+            let (bytes, sha256) = self.sys.digest_tree(&plan.image).map_err(|e| Cause::Host {
                 attempted: "cannot read the saved template back".to_owned(),
-                failure: SysError::os("read", plan.image.display(), e).into(),
+                failure: e.into(),
             })?;
             Ok((ready, bytes, sha256))
         });
@@ -136,40 +126,4 @@ impl Engine {
         }
         leaked
     }
-}
-
-/// Size and digest of a folder's files: over each file's path, size and content, in the order of their paths.
-fn digest(folder: &Path) -> io::Result<(u64, Sha256)> {
-    let mut files = Vec::new();
-    list(folder, &mut files)?;
-    files.sort();
-    let (mut total, mut hasher) = (0, Hasher::new());
-    let mut buffer = vec![0; 1 << 20];
-    for path in files {
-        let mut file = File::open(&path)?;
-        let size = file.metadata()?.len();
-        let relative = path.strip_prefix(folder).unwrap_or(&path);
-        hasher.update(format!("{}\0{size}\0", relative.display()));
-        loop {
-            match file.read(&mut buffer)? {
-                0 => break,
-                n => hasher.update(&buffer[..n]),
-            }
-        }
-        total += size;
-    }
-    Ok((total, Sha256(hasher.finalize().into())))
-}
-
-fn list(folder: &Path, files: &mut Vec<std::path::PathBuf>) -> io::Result<()> {
-    for entry in std::fs::read_dir(folder)? {
-        let entry = entry?;
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            list(&entry.path(), files)?;
-        } else if kind.is_file() {
-            files.push(entry.path());
-        }
-    }
-    Ok(())
 }

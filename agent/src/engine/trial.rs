@@ -36,6 +36,9 @@ pub struct TryArgs {
     /// Do not reset each session in between
     #[arg(long)]
     pub no_reset: bool,
+    /// Measure what making a process costs instead: bare and full
+    #[arg(long)]
+    pub floor: bool,
 }
 
 impl TryArgs {
@@ -197,12 +200,48 @@ fn line(out: &mut dyn std::io::Write, what: &str, timed: &Timed, more: &str) {
     let _ = writeln!(out, "{what:9} {:9.2} ms  {}  {more}", timed.duration_ms(), phases.join(", "));
 }
 
+/// Bare and full creation of a process, interleaved: medians and one timeline each.
+pub fn floor(trial: &Trial, out: &mut dyn std::io::Write) -> Result<(), super::bench::BenchError> {
+    use super::bench::{CreateBench, reaped_ms};
+    let limits = crate::sys::CgroupLimits {
+        cpu_milli: trial.limits.cpu_milli,
+        cpus: trial.cpus.clone(),
+        memory_bytes: trial.limits.memory_bytes,
+        pids: 2048,
+    };
+    let mut bench = CreateBench::open(&trial.config, &trial.program, trial.tree.clone(), limits)?;
+    let measured: Result<(), super::bench::BenchError> = (|| {
+        let (mut bare, mut full, mut reaped) = (Vec::new(), Vec::new(), Vec::new());
+        for n in 0..trial.count.max(1) {
+            let (b, f) = (bench.bare()?, bench.full()?);
+            bare.push(b.duration_ms());
+            full.push(f.duration_ms());
+            reaped.push(reaped_ms(&f).unwrap_or(f64::NAN));
+            if n + 1 == trial.count.max(1) {
+                line(out, "bare", &b, "");
+                line(out, "full", &f, "");
+            }
+        }
+        for (name, mut values) in [("bare", bare), ("full, until reaped", reaped), ("full, until undone", full)] {
+            values.sort_by(f64::total_cmp);
+            let _ = writeln!(out, "{name:20} median {:.2} ms of {}", values[values.len() / 2], values.len());
+        }
+        Ok(())
+    })();
+    let leaked = bench.close();
+    measured?;
+    if leaked.is_empty() { Ok(()) } else { Err(super::bench::BenchError::Leaked(leaked)) }
+}
+
 /// For the command line: runs it and says what went wrong.
-pub fn main(trial: &Trial) -> std::process::ExitCode {
-    match run(trial, &mut std::io::stdout()) {
+pub fn main(args: &TryArgs, tools: ToolPaths) -> std::process::ExitCode {
+    let (trial, out) = (args.trial(tools), &mut std::io::stdout());
+    let result: Result<(), Box<dyn std::error::Error>> =
+        if args.floor { floor(&trial, out).map_err(Into::into) } else { run(&trial, out).map_err(Into::into) };
+    match result {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("drums-agent try: {}", chain(&e));
+            eprintln!("drums-agent try: {}", chain(&*e));
             std::process::ExitCode::FAILURE
         }
     }

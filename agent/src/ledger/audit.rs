@@ -49,7 +49,7 @@ pub fn audit(
     for plan in others.iter().rev() {
         undo_plan(ledger, sys, plan, &mut report)?;
     }
-    orphans(ledger, sys, installation, scratch, live, &mut report);
+    orphans(ledger, sys, installation, scratch, &mut report);
     for plan in mounts.iter().rev() {
         undo_plan(ledger, sys, plan, &mut report)?;
     }
@@ -100,18 +100,10 @@ fn one(resource: &Resource, receipt: Option<&Receipt>, sys: &dyn Sys) -> Result<
 }
 
 /// Things whose name says that this installation made them, without a row: only a ledger that was lost leaves those.
-fn orphans(
-    ledger: &Ledger,
-    sys: &dyn Sys,
-    installation: InstallationId,
-    scratch: &Path,
-    live: &dyn Fn(&str) -> bool,
-    report: &mut AuditReport,
-) {
+fn orphans(ledger: &Ledger, sys: &dyn Sys, installation: InstallationId, scratch: &Path, report: &mut AuditReport) {
     let prefix = format!("drums-{installation}-");
-    let recorded = |resource: &Resource| {
-        ledger.open_plans().any(|p| live(&p.name) && p.entries.iter().any(|e| &e.resource == resource))
-    };
+    // Plans that were undone are closed by now: what is recorded still is live, or has leaked and was reported.
+    let recorded = |resource: &Resource| ledger.open_plans().any(|p| p.entries.iter().any(|e| &e.resource == resource));
     let mut found = Vec::new();
     match sys.cgroups_named(&prefix) {
         Ok(names) => found.extend(names.into_iter().map(|name| Resource::Cgroup { name })),

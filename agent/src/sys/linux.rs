@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use drums_common::evidence::LimitsRead;
+use drums_common::{digest::Sha256, evidence::LimitsRead};
 use nix::{
     mount::{MntFlags, MsFlags, mount, umount2},
     sys::{
@@ -111,6 +111,9 @@ impl Sys for Linux {
     }
     fn read_link(&self, path: &Path) -> Result<PathBuf, SysError> {
         fs::read_link(path).map_err(|e| SysError::os("read the link", path.display(), e))
+    }
+    fn digest_tree(&self, path: &Path) -> Result<(u64, Sha256), SysError> {
+        tree::digest(path).map_err(|e| SysError::os("digest the folder", path.display(), e))
     }
     fn list_dir(&self, path: &Path) -> Result<Vec<String>, SysError> {
         match fs::read_dir(path) {

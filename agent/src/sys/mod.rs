@@ -1,11 +1,12 @@
-//! What the kernel shows and does, behind one trait: steps, undo and audit speak to [`Sys`] only. `linux::Linux` is the
+//! What the kernel shows and does, behind one trait: steps, undo and audit speak to [`Sys`] only. [`linux::Linux`] is the
 //! real one (system calls of this process, and the shim for everything that forks or changes namespaces);
-//! `fake::Fake` keeps the same behaviour in memory and may be told to fail.
+//! [`fake::Fake`] keeps the same behaviour in memory and may be told to fail.
 //!
 //! Knows nothing of arms, plans or the ledger.
 
 pub mod cgroup;
 pub mod clock;
+pub mod fake;
 pub mod links;
 pub mod linux;
 pub mod procfs;
@@ -18,7 +19,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use drums_common::evidence::LimitsRead;
+use drums_common::{digest::Sha256, evidence::LimitsRead};
 
 pub use linux::Linux;
 pub use spec::{CgroupLimits, Leaf, LeafOf, OverlayRoot, PreMount, SessionNet, SessionSpec, StdIo, ToolSpec};
@@ -110,6 +111,8 @@ pub trait Sys: Send {
     fn remove_tree(&self, path: &Path) -> Result<(), SysError>;
     /// What a symbolic link (of /proc, say) points to.
     fn read_link(&self, path: &Path) -> Result<PathBuf, SysError>;
+    /// Size and digest of a folder's files.
+    fn digest_tree(&self, path: &Path) -> Result<(u64, Sha256), SysError>;
     /// Names in a folder; empty when it does not exist.
     fn list_dir(&self, path: &Path) -> Result<Vec<String>, SysError>;
 

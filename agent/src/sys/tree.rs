@@ -1,11 +1,15 @@
-//! Removing folder trees that sessions wrote into: never through a link, never across a mount.
+//! Folder trees that sessions and tools wrote into: removing them (never through a link, never across a mount) and
+//! digesting them.
 
 use std::{
     ffi::CStr,
-    io,
+    fs::{self, File},
+    io::{self, Read as _},
     os::fd::{AsFd, BorrowedFd},
-    path::Path,
+    path::{Path, PathBuf},
 };
+
+use drums_common::digest::Sha256;
 
 use nix::{
     dir::{Dir, Type},
@@ -14,6 +18,7 @@ use nix::{
     sys::stat::{Mode, fstat},
     unistd::{UnlinkatFlags, unlinkat},
 };
+use sha2::{Digest as _, Sha256 as Hasher};
 
 const FOLDER: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
 
@@ -22,12 +27,12 @@ pub fn remove(path: &Path) -> io::Result<()> {
     let mut dir = match Dir::open(path, FOLDER, Mode::empty()) {
         Ok(dir) => dir,
         Err(Errno::ENOENT) => return Ok(()),
-        Err(Errno::ENOTDIR) => return std::fs::remove_file(path),
+        Err(Errno::ENOTDIR) => return fs::remove_file(path),
         Err(e) => return Err(e.into()),
     };
     let device = fstat(&dir)?.st_dev;
     empty(&mut dir, device)?;
-    match std::fs::remove_dir(path) {
+    match fs::remove_dir(path) {
         Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         other => other,
     }
@@ -65,9 +70,44 @@ fn remove_folder(parent: BorrowedFd<'_>, name: &CStr, device: u64) -> io::Result
     Ok(unlinkat(parent, name, UnlinkatFlags::RemoveDir)?)
 }
 
+/// Size and digest of a folder's files: over each file's path, size and content, in the order of their paths.
+pub fn digest(folder: &Path) -> io::Result<(u64, Sha256)> {
+    let mut files = Vec::new();
+    list(folder, &mut files)?;
+    files.sort();
+    let (mut total, mut hasher) = (0, Hasher::new());
+    let mut buffer = vec![0; 1 << 20];
+    for path in files {
+        let mut file = File::open(&path)?;
+        let size = file.metadata()?.len();
+        hasher.update(format!("{}\0{size}\0", path.strip_prefix(folder).unwrap_or(&path).display()));
+        loop {
+            match file.read(&mut buffer)? {
+                0 => break,
+                n => hasher.update(&buffer[..n]),
+            }
+        }
+        total += size;
+    }
+    Ok((total, Sha256(hasher.finalize().into())))
+}
+
+fn list(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            list(&entry.path(), files)?;
+        } else if kind.is_file() {
+            files.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::symlink};
+    use std::os::unix::fs::symlink;
 
     use super::*;
 

@@ -1,0 +1,323 @@
+//! The runner over the kernel in memory: every step of every plan fails once, in both ways, and nothing may be left.
+
+use std::{
+    collections::BTreeMap,
+    net::Ipv4Addr,
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use drums_common::{
+    arm::ArmKind,
+    digest::Sha256,
+    experiment::{Arm, Limits},
+    ids::{Generation, InstallationId, RunId},
+};
+use serde_json::{Value, json};
+
+use super::{
+    Engine,
+    api::{ArmEngine as _, EngineError, GuestReady, ProbeError, Prober, ReadyAnswer, SessionOrder, Target, Workload},
+};
+use crate::{
+    arms::{Site, ToolPaths, drums::Drums},
+    ledger::Ledger,
+    steps::{Process, undo},
+    sys::fake::{Fake, Fault},
+};
+
+/// Guests that answer at once; each remembers its state by address.
+#[derive(Clone, Default)]
+struct Guests {
+    state: Arc<Mutex<BTreeMap<Ipv4Addr, String>>>,
+    /// The template's mark, which every restored guest carries.
+    mark: Arc<Mutex<String>>,
+    silent: bool,
+}
+
+impl Prober for Guests {
+    fn ready(
+        &self,
+        target: &Target,
+        nonce: &str,
+        deadline_us: u64,
+        alive: &mut dyn FnMut() -> bool,
+    ) -> Result<ReadyAnswer, ProbeError> {
+        if self.silent || !alive() {
+            return Err(ProbeError::NotReady {
+                target: target.address,
+                waited_ms: 1,
+                attempts: 1,
+                last: "silence".to_owned(),
+            });
+        }
+        let state = self.state.lock().unwrap().get(target.address.ip()).cloned().unwrap_or_default();
+        let guest = GuestReady { nonce: nonce.to_owned(), ready: true, state, ..GuestReady::default() };
+        Ok(ReadyAnswer { ready_us: deadline_us.min(1_000_000), attempts: 1, guest })
+    }
+    fn post(&self, target: &Target, path: &str, body: &Value, _: Duration) -> Result<Value, ProbeError> {
+        let mut states = self.state.lock().unwrap();
+        match path {
+            "/drums/state" => {
+                let state = body["state"].as_str().unwrap_or("").to_owned();
+                *self.mark.lock().unwrap() = state.clone();
+                states.insert(*target.address.ip(), state);
+            }
+            "/drums/personalise" => {
+                states.insert(*target.address.ip(), self.mark.lock().unwrap().clone());
+            }
+            _ => {}
+        }
+        Ok(json!({ "ok": true, "file": true }))
+    }
+    fn get(&self, _: &Target, _: &str, _: Duration) -> Result<Value, ProbeError> {
+        Ok(json!({ "guest_sha256": Sha256::of(b"guest").to_string() }))
+    }
+}
+
+struct Bench {
+    fake: Fake,
+    engine: Engine,
+    arm: Arm,
+    limits: Limits,
+    workload: Workload,
+    _dir: tempfile::TempDir,
+}
+
+const RUN: RunId = RunId([1; 6]);
+const INSTALLATION: InstallationId = InstallationId([0xab, 0xcd, 0xef, 0x01]);
+
+impl Bench {
+    fn new(kind: ArmKind, guests: Guests) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let fake = Fake::new();
+        let site = Site {
+            installation: INSTALLATION,
+            scratch: "/scratch".into(),
+            tools: ToolPaths { criu: Some("/criu".into()), ..ToolPaths::default() },
+        };
+        let ledger = Ledger::open(dir.path()).unwrap();
+        let engine = Engine::with(
+            Box::new(fake.clone()),
+            Box::new(guests),
+            site,
+            ledger,
+            vec![Box::new(Drums::cold()), Box::new(Drums::restored())],
+        );
+        Self {
+            fake,
+            engine,
+            arm: Arm { name: kind.as_str().parse().unwrap(), kind, control: None, command: Vec::new() },
+            limits: Limits { cpu_milli: 1_000, cpuset_size: 1, memory_bytes: 512 << 20, vmm_memory_overhead_bytes: 0 },
+            workload: Workload {
+                tree: "/tree".into(),
+                sha256: Sha256::of(b"tree"),
+                guest_sha256: Sha256::of(b"guest"),
+            },
+            _dir: dir,
+        }
+    }
+
+    fn with<T>(&mut self, f: impl FnOnce(&mut Engine, &SessionOrder<'_>) -> T) -> T {
+        let session = self.engine.next_session(Generation(3)).unwrap();
+        let order = SessionOrder {
+            run: RUN,
+            arm: &self.arm,
+            session,
+            limits: &self.limits,
+            cpus: &[0],
+            environment_bytes: 16,
+            template_build: 0,
+            delay: None,
+            identity_seed: u64::from(session.number),
+            workload: &self.workload,
+            ready_timeout: Duration::from_secs(1),
+        };
+        f(&mut self.engine, &order)
+    }
+
+    fn assert_nothing_new(&self, before: &[String], what: &str) {
+        assert_eq!(self.fake.left(), before, "left after {what}");
+        assert_eq!(self.engine.live.len(), before.iter().filter(|l| l.ends_with("-template")).count(), "{what}");
+    }
+}
+
+/// Fails call 0, 1, 2 ... of `operation`, before and after its effect, until a call number is beyond the operation.
+fn fail_everywhere(b: &mut Bench, operation: &mut dyn FnMut(&mut Bench) -> Result<(), EngineError>) -> usize {
+    let before = b.fake.left();
+    for call in 0.. {
+        for after_effect in [false, true] {
+            b.fake.fail(Some(Fault { call, after_effect }));
+            let result = operation(b);
+            let fired = b.fake.fired();
+            b.fake.fail(None);
+            match (result, fired) {
+                (Err(e), Some(what)) => {
+                    assert!(e.is_outcome(), "{what}: {e}");
+                    assert!(e.leaked().is_empty(), "{what}: {:?}", e.leaked());
+                    b.assert_nothing_new(&before, &format!("a fault at call {call} ({what}), after: {after_effect}"));
+                }
+                (Ok(()), None) => {
+                    b.assert_nothing_new(&before, "an operation without a fault");
+                    return call;
+                }
+                (Ok(()), Some(what)) => panic!("the fault at call {call} ({what}) was swallowed"),
+                (Err(e), None) => panic!("failed before the injected call {call}: {e:?}"),
+            }
+        }
+    }
+    unreachable!("the loop ends when a call number is beyond the operation")
+}
+
+fn create_and_destroy(b: &mut Bench) -> Result<(), EngineError> {
+    let created = b.with(|e, o| e.create(o))?;
+    assert_eq!(created.fidelity.limits.cpu_milli, 1_000);
+    let destroyed = b.engine.destroy(created.handle)?;
+    assert_eq!(destroyed.leaked, [""; 0]);
+    Ok(())
+}
+
+#[test]
+fn a_cold_create_unwinds_from_every_step() {
+    let mut b = Bench::new(ArmKind::DrumsCold, Guests::default());
+    let calls = fail_everywhere(&mut b, &mut create_and_destroy);
+    assert!(calls >= 7, "group, folders, namespace, links, process: {calls}");
+}
+
+#[test]
+fn a_restored_create_unwinds_from_every_step_and_leaves_its_template() {
+    let mut b = Bench::new(ArmKind::DrumsRestored, Guests::default());
+    let report = b.with(|e, o| e.build_template(o)).unwrap();
+    assert!(report.state.starts_with("run-"), "{}", report.state);
+    let calls = fail_everywhere(&mut b, &mut create_and_destroy);
+    assert!(calls >= 8, "{calls}");
+    assert_eq!(b.engine.discard_templates(RUN), [""; 0]);
+    assert_eq!(b.fake.left(), [""; 0]);
+    assert_eq!(b.engine.held(), []);
+}
+
+#[test]
+fn a_template_unwinds_from_every_step() {
+    let mut b = Bench::new(ArmKind::DrumsRestored, Guests::default());
+    let calls = fail_everywhere(&mut b, &mut |b| {
+        b.with(|e, o| e.build_template(o))?;
+        assert_eq!(b.engine.discard_templates(RUN), [""; 0]);
+        Ok(())
+    });
+    assert!(calls >= 11, "{calls}");
+}
+
+#[test]
+fn a_reset_whose_successor_fails_leaves_neither() {
+    let mut b = Bench::new(ArmKind::DrumsCold, Guests::default());
+    for call in 0..7 {
+        let created = b.with(|e, o| e.create(o)).unwrap();
+        b.fake.fail(Some(Fault { call, after_effect: true }));
+        b.with(|e, o| e.reset(created.handle, o)).unwrap_err();
+        assert!(b.fake.fired().is_some());
+        b.fake.fail(None);
+        b.assert_nothing_new(&[], &format!("a reset that failed at {call}"));
+    }
+}
+
+#[test]
+fn a_session_that_never_answers_is_an_outcome_and_is_gone() {
+    let mut b = Bench::new(ArmKind::DrumsCold, Guests { silent: true, ..Guests::default() });
+    let error = b.with(|e, o| e.create(o)).unwrap_err();
+    assert!(error.is_outcome());
+    b.assert_nothing_new(&[], "a session that never answered");
+}
+
+#[test]
+fn a_restored_session_without_its_template_is_no_outcome() {
+    let mut b = Bench::new(ArmKind::DrumsRestored, Guests::default());
+    let error = b.with(|e, o| e.create(o)).unwrap_err();
+    assert!(!error.is_outcome(), "{error}");
+    b.assert_nothing_new(&[], "a plan that was refused");
+}
+
+#[test]
+fn what_cannot_be_undone_is_named_kept_and_undone_by_a_later_audit() {
+    let mut b = Bench::new(ArmKind::DrumsCold, Guests::default());
+    let created = b.with(|e, o| e.create(o)).unwrap();
+    let group = b.engine.site.name(created.handle.session());
+    b.fake.stubborn(&group, true);
+    let destroyed = b.engine.destroy(created.handle).unwrap();
+    assert_eq!(destroyed.leaked.len(), 1, "{:?}", destroyed.leaked);
+    assert!(destroyed.leaked[0].contains("cgroup"), "{:?}", destroyed.leaked);
+    let report = b.engine.audit();
+    assert_eq!(report.leaked.len(), 1, "{report:?}");
+    assert_eq!(b.engine.held().len(), 5);
+    b.fake.stubborn(&group, false);
+    let report = b.engine.audit();
+    assert_eq!((report.undone.len(), report.leaked.len()), (1, 0), "{report:?}");
+    assert_eq!(b.engine.held(), []);
+    assert_eq!(b.fake.left(), [""; 0]);
+}
+
+#[test]
+fn undoing_twice_is_undoing_once() {
+    let mut b = Bench::new(ArmKind::DrumsCold, Guests::default());
+    let mut created = b.with(|e, o| e.create(o)).unwrap();
+    let made = std::mem::take(&mut created.handle.made);
+    for _ in 0..2 {
+        for (resource, receipt) in made.entries.iter().rev() {
+            undo::undo(resource, receipt.as_ref(), &b.fake).unwrap();
+        }
+    }
+    assert_eq!(b.fake.left(), [""; 0]);
+}
+
+#[test]
+fn the_audit_undoes_ours_and_never_touches_a_stranger() {
+    let mut b = Bench::new(ArmKind::DrumsCold, Guests::default());
+    let created = b.with(|e, o| e.create(o)).unwrap();
+    let session = created.handle.session();
+    let pid = created.handle.made.cx.session().unwrap().process;
+    // The agent dies here: nobody destroys, and what it held in memory is gone.
+    std::mem::forget(created);
+    b.engine.live.clear();
+    // Ours by name, not recorded.
+    b.fake.plant_group("drums-abcdef01-s9999g1");
+    b.fake.plant_dir(Path::new("/scratch/drums-abcdef01-s9999g1"));
+    b.fake.plant_link("dabcd9999", [2, 0xef, 0x01, 0, 0, 1]);
+    // Decoys: another installation, a link of ours in name only, and names that only look alike.
+    b.fake.plant_group("drums-00000000-s1g1");
+    b.fake.plant_group("drums-abcdef011-s1g1");
+    b.fake.plant_link("dabcd77", [2, 0x99, 0x01, 0, 0, 1]);
+    b.fake.plant_link("dabcdx", [2, 0xef, 0x01, 0, 0, 1]);
+    b.fake.plant_dir(Path::new("/scratch/drums-00000000-s1g1"));
+    // The session's process has ended and its pid is somebody else's now.
+    b.fake.plant_process(Process { pid: pid.pid, start: pid.start + 1 });
+
+    let report = b.engine.audit();
+    assert_eq!(report.leaked, [""; 0]);
+    assert_eq!(report.orphans.len(), 3, "{report:?}");
+    assert_eq!(report.foreign.len(), 1, "{report:?}");
+    assert!(report.undone.iter().any(|u| u.contains(&session.to_string())), "{report:?}");
+    assert_eq!(
+        b.fake.left(),
+        [
+            "group drums-00000000-s1g1".to_owned(),
+            "group drums-abcdef011-s1g1".to_owned(),
+            "folder /scratch/drums-00000000-s1g1".to_owned(),
+            "link dabcd77".to_owned(),
+            "link dabcdx".to_owned(),
+            format!("process {}", pid.pid),
+        ]
+    );
+    assert_eq!(b.engine.held(), []);
+    let again = b.engine.audit();
+    assert_eq!(again, super::api::AuditReport::default());
+}
+
+#[test]
+fn a_delay_is_in_the_timeline() {
+    let mut b = Bench::new(ArmKind::DrumsCold, Guests::default());
+    let created =
+        b.with(|e, o| e.create(&SessionOrder { delay: Some(Duration::from_micros(200)), ..o.clone() })).unwrap();
+    let phase = created.timed.phases.iter().find(|p| p.name == "injected delay").expect("a phase for the delay");
+    assert!(phase.end_us - phase.start_us >= 200, "{phase:?}");
+    b.engine.destroy(created.handle).unwrap();
+}

@@ -1,0 +1,329 @@
+//! A kernel in memory: the same behaviour as far as steps and undo can see it, and it may be told to fail.
+//!
+//! Every call that changes something is counted; [`Fault`] names one of them. What exists is [`Fake::left`].
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    os::fd::{BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use drums_common::{digest::Sha256, evidence::LimitsRead};
+
+use super::{CgroupLimits, Child, Exit, LeafOf, SessionNet, SessionSpec, Sys, SysError, ToolSpec};
+use crate::steps::Process;
+
+/// Which changing call fails, counted from 0, and whether it has had its effect by then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub call: usize,
+    pub after_effect: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    now_us: u64,
+    calls: usize,
+    fault: Option<Fault>,
+    /// What the fault hit.
+    fired: Option<String>,
+    groups: BTreeMap<String, LimitsRead>,
+    dirs: BTreeSet<PathBuf>,
+    files: BTreeMap<PathBuf, Vec<u8>>,
+    mounts: BTreeSet<PathBuf>,
+    links: BTreeMap<String, [u8; 6]>,
+    /// Living processes: start time and group.
+    processes: BTreeMap<i32, (u64, Option<String>)>,
+    exits: BTreeMap<i32, Exit>,
+    next_pid: i32,
+    stubborn_groups: BTreeSet<String>,
+}
+
+/// A handle; clones see the same kernel.
+#[derive(Clone, Debug, Default)]
+pub struct Fake {
+    state: Arc<Mutex<State>>,
+}
+
+impl Fake {
+    pub fn new() -> Self {
+        let fake = Self::default();
+        fake.lock().next_pid = 100;
+        fake
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next calls are counted from 0, and this one fails.
+    pub fn fail(&self, fault: Option<Fault>) {
+        let mut s = self.lock();
+        (s.calls, s.fault, s.fired) = (0, fault, None);
+    }
+    /// What the fault hit, if it did.
+    pub fn fired(&self) -> Option<String> {
+        self.lock().fired.clone()
+    }
+    /// Everything that exists, in words.
+    pub fn left(&self) -> Vec<String> {
+        let s = self.lock();
+        let mut out: Vec<String> = s.groups.keys().map(|g| format!("group {g}")).collect();
+        out.extend(s.dirs.iter().map(|d| format!("folder {}", d.display())));
+        out.extend(s.mounts.iter().map(|d| format!("mount {}", d.display())));
+        out.extend(s.links.keys().map(|l| format!("link {l}")));
+        out.extend(s.processes.keys().map(|p| format!("process {p}")));
+        out
+    }
+
+    // What others have made.
+    pub fn plant_group(&self, name: &str) {
+        let limits = LimitsRead { cpu_milli: 0, cpus: Vec::new(), memory_bytes: 0 };
+        self.lock().groups.insert(name.to_owned(), limits);
+    }
+    pub fn plant_dir(&self, path: &Path) {
+        self.lock().dirs.insert(path.to_owned());
+    }
+    pub fn plant_link(&self, name: &str, mac: [u8; 6]) {
+        self.lock().links.insert(name.to_owned(), mac);
+    }
+    pub fn plant_process(&self, process: Process) {
+        self.lock().processes.insert(process.pid, (process.start, None));
+    }
+    /// Its removal runs into its deadline from now on, or no longer.
+    pub fn stubborn(&self, group: &str, stubborn: bool) {
+        let groups = &mut self.lock().stubborn_groups;
+        if stubborn {
+            groups.insert(group.to_owned())
+        } else {
+            groups.remove(group)
+        };
+    }
+
+    fn change<T>(&self, what: &str, effect: impl FnOnce(&mut State) -> Result<T, SysError>) -> Result<T, SysError> {
+        let mut s = self.lock();
+        s.now_us += 10;
+        let call = s.calls;
+        s.calls += 1;
+        let Some(fault) = s.fault.filter(|f| f.call == call) else { return effect(&mut s) };
+        if fault.after_effect {
+            effect(&mut s)?;
+        }
+        s.fired = Some(what.to_owned());
+        Err(SysError::os("pretend to", what, io::Error::from_raw_os_error(libc::EIO)))
+    }
+
+    fn look<T>(&self, f: impl FnOnce(&State) -> T) -> T {
+        let mut s = self.lock();
+        s.now_us += 1;
+        f(&s)
+    }
+}
+
+impl State {
+    fn start(&mut self, group: Option<&LeafOf>) -> Process {
+        let pid = self.next_pid;
+        self.next_pid += 1;
+        let start = u64::from(pid.unsigned_abs()) * 1_000;
+        self.processes.insert(pid, (start, group.map(|l| l.group.clone())));
+        Process { pid, start }
+    }
+}
+
+fn no(what: &'static str, target: impl std::fmt::Display, errno: i32) -> SysError {
+    SysError::os(what, target, io::Error::from_raw_os_error(errno))
+}
+
+impl Sys for Fake {
+    fn now_us(&self) -> u64 {
+        self.look(|s| s.now_us)
+    }
+
+    fn make_dir(&self, path: &Path, _: u32) -> Result<(), SysError> {
+        self.change(&format!("make {}", path.display()), |s| {
+            if s.dirs.insert(path.to_owned()) { Ok(()) } else { Err(no("make", path.display(), libc::EEXIST)) }
+        })
+    }
+    fn write_file(&self, path: &Path, bytes: &[u8], _: u32) -> Result<(), SysError> {
+        self.change(&format!("write {}", path.display()), |s| {
+            s.files.insert(path.to_owned(), bytes.to_vec());
+            Ok(())
+        })
+    }
+    fn read_file(&self, path: &Path) -> Result<Vec<u8>, SysError> {
+        self.look(|s| s.files.get(path).cloned()).ok_or_else(|| no("read", path.display(), libc::ENOENT))
+    }
+    fn path_exists(&self, path: &Path) -> Result<bool, SysError> {
+        Ok(self.look(|s| s.dirs.contains(path) || s.files.contains_key(path)))
+    }
+    fn remove_tree(&self, path: &Path) -> Result<(), SysError> {
+        self.look(|_| ());
+        let mut s = self.lock();
+        if s.mounts.iter().any(|m| m.starts_with(path)) {
+            return Err(no("remove", path.display(), libc::EXDEV));
+        }
+        s.dirs.retain(|d| !d.starts_with(path));
+        s.files.retain(|f, _| !f.starts_with(path));
+        Ok(())
+    }
+    fn read_link(&self, path: &Path) -> Result<PathBuf, SysError> {
+        let text = path.display().to_string();
+        let kind = text.rsplit('/').next().unwrap_or("").to_owned();
+        // One namespace of each kind per process, and the agent's own.
+        let of = text.split('/').nth(2).and_then(|p| p.parse::<i32>().ok()).unwrap_or(1);
+        Ok(PathBuf::from(format!("{kind}:[{of}]")))
+    }
+    fn digest_tree(&self, path: &Path) -> Result<(u64, Sha256), SysError> {
+        Ok((0, Sha256::of(path.display().to_string().as_bytes())))
+    }
+    fn list_dir(&self, path: &Path) -> Result<Vec<String>, SysError> {
+        Ok(self.look(|s| {
+            let below = s.dirs.iter().filter(|d| d.parent() == Some(path));
+            below.filter_map(|d| Some(d.file_name()?.to_str()?.to_owned())).collect()
+        }))
+    }
+
+    fn mount_tmpfs(&self, path: &Path, _: &str, _: u64) -> Result<(), SysError> {
+        self.change(&format!("mount {}", path.display()), |s| {
+            s.mounts.insert(path.to_owned());
+            Ok(())
+        })
+    }
+    fn unmount(&self, path: &Path) -> Result<(), SysError> {
+        self.lock().mounts.remove(path);
+        Ok(())
+    }
+    fn is_mounted(&self, path: &Path) -> Result<bool, SysError> {
+        Ok(self.look(|s| s.mounts.contains(path)))
+    }
+
+    fn cgroup_create(&self, name: &str, limits: &CgroupLimits) -> Result<(), SysError> {
+        self.change(&format!("make the group {name}"), |s| {
+            if s.groups.contains_key(name) {
+                return Err(no("make the group", name, libc::EEXIST));
+            }
+            let read = LimitsRead {
+                cpu_milli: limits.cpu_milli,
+                cpus: limits.cpus.clone(),
+                memory_bytes: limits.memory_bytes,
+            };
+            s.groups.insert(name.to_owned(), read);
+            Ok(())
+        })
+    }
+    fn cgroup_exists(&self, name: &str) -> Result<bool, SysError> {
+        Ok(self.look(|s| s.groups.contains_key(name)))
+    }
+    fn cgroup_limits(&self, name: &str) -> Result<LimitsRead, SysError> {
+        self.look(|s| s.groups.get(name).cloned()).ok_or_else(|| no("read the limits of", name, libc::ENOENT))
+    }
+    fn cgroup_cpu_us(&self, name: &str) -> Result<u64, SysError> {
+        if self.cgroup_exists(name)? { Ok(1_000) } else { Err(no("read the account of", name, libc::ENOENT)) }
+    }
+    fn cgroup_procs(&self, name: &str) -> Result<Vec<i32>, SysError> {
+        Ok(self
+            .look(|s| s.processes.iter().filter(|(_, (_, g))| g.as_deref() == Some(name)).map(|(p, _)| *p).collect()))
+    }
+    fn cgroup_remove(&self, name: &str, timeout_ms: u64) -> Result<(), SysError> {
+        let mut s = self.lock();
+        if s.stubborn_groups.contains(name) {
+            return Err(SysError::Deadline { what: format!("removal of {name}"), waited_ms: timeout_ms });
+        }
+        s.processes.retain(|_, (_, g)| g.as_deref() != Some(name));
+        s.groups.remove(name);
+        Ok(())
+    }
+    fn cgroups_named(&self, prefix: &str) -> Result<Vec<String>, SysError> {
+        Ok(self.look(|s| s.groups.keys().filter(|g| g.starts_with(prefix)).cloned().collect()))
+    }
+
+    fn link_exists(&self, name: &str) -> Result<bool, SysError> {
+        Ok(self.look(|s| s.links.contains_key(name)))
+    }
+    fn link_delete(&self, name: &str) -> Result<(), SysError> {
+        self.lock().links.remove(name);
+        Ok(())
+    }
+    fn links_named(&self, prefix: &str) -> Result<Vec<(String, [u8; 6])>, SysError> {
+        Ok(self.look(|s| s.links.iter().filter(|(l, _)| l.starts_with(prefix)).map(|(l, m)| (l.clone(), *m)).collect()))
+    }
+    fn netns(&self) -> Result<(Option<OwnedFd>, u64), SysError> {
+        self.change("make a network namespace", |s| Ok((None, s.now_us)))
+    }
+    fn netns_in_use(&self, _: u64) -> Result<bool, SysError> {
+        Ok(false)
+    }
+    fn veth(&self, net: &SessionNet, _: Option<BorrowedFd<'_>>) -> Result<(), SysError> {
+        self.change(&format!("make the veth pair {}", net.link), |s| {
+            s.links.insert(net.link.clone(), net.host_mac);
+            Ok(())
+        })
+    }
+    fn tap(&self, net: &SessionNet) -> Result<Option<OwnedFd>, SysError> {
+        self.change(&format!("make the tap {}", net.link), |s| {
+            s.links.insert(net.link.clone(), net.host_mac);
+            Ok(None)
+        })
+    }
+
+    fn spawn_session(&self, spec: &SessionSpec, _: Option<BorrowedFd<'_>>) -> Result<Child, SysError> {
+        self.change("start a session", |s| Ok(Child { process: s.start(spec.leaf.as_ref()), pidfd: None }))
+    }
+    /// CRIU as far as files and processes show it: a restore leaves a process and its pid in the pid file, a dump ends
+    /// the process. Any other tool ends at once with code 0.
+    fn spawn_tool(&self, spec: &ToolSpec, _: &[BorrowedFd<'_>]) -> Result<Child, SysError> {
+        let after = |flag: &str| spec.args.iter().skip_while(|a| *a != flag).nth(1).cloned();
+        let name = spec.args.first().cloned().unwrap_or_default();
+        self.change(&format!("run {name}"), |s| {
+            if let Some(file) = after("--pidfile") {
+                let restored = s.start(spec.leaf.as_ref());
+                s.files.insert(file.into(), restored.pid.to_string().into_bytes());
+            }
+            if let (true, Some(pid)) = (name == "dump", after("-t").and_then(|p| p.parse::<i32>().ok())) {
+                s.processes.remove(&pid);
+            }
+            let process = s.start(None);
+            s.processes.remove(&process.pid);
+            s.exits.insert(process.pid, Exit::Code(0));
+            Ok(Child { process, pidfd: None })
+        })
+    }
+    fn adopt(&self, pid: i32) -> Result<Child, SysError> {
+        self.change(&format!("adopt {pid}"), |s| match s.processes.get(&pid) {
+            Some((start, _)) => Ok(Child { process: Process { pid, start: *start }, pidfd: None }),
+            None => Err(no("adopt", pid, libc::ESRCH)),
+        })
+    }
+    fn wait(&self, child: &Child, timeout_ms: u64) -> Result<Exit, SysError> {
+        self.look(|s| {
+            let pid = child.process.pid;
+            if s.processes.contains_key(&pid) {
+                return Err(SysError::Deadline { what: format!("pid {pid}"), waited_ms: timeout_ms });
+            }
+            Ok(s.exits.get(&pid).copied().unwrap_or(Exit::Unknown))
+        })
+    }
+    fn alive(&self, child: &Child) -> bool {
+        self.look(|s| s.processes.contains_key(&child.process.pid))
+    }
+    fn signal(&self, child: &Child, _: i32) -> Result<(), SysError> {
+        self.lock().processes.remove(&child.process.pid);
+        Ok(())
+    }
+
+    fn process_start(&self, pid: i32) -> Result<Option<u64>, SysError> {
+        Ok(self.look(|s| s.processes.get(&pid).map(|(start, _)| *start)))
+    }
+    fn kill_process(&self, process: Process, _: u64) -> Result<(), SysError> {
+        let mut s = self.lock();
+        if s.processes.get(&process.pid).is_some_and(|(start, _)| *start == process.start) {
+            s.processes.remove(&process.pid);
+        }
+        Ok(())
+    }
+    fn own_cpu_us(&self) -> u64 {
+        self.look(|s| s.now_us)
+    }
+}
