@@ -1,0 +1,408 @@
+//! The doctor's trials. Each returns what it saw, or why it did not work; each is bounded in time and leaves nothing.
+
+use std::{
+    ffi::{CString, OsString},
+    fs,
+    io::{self, Read as _},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::{ffi::OsStrExt as _, process::CommandExt as _},
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use drums_common::telemetry::chain;
+use nix::{
+    sys::{
+        signal::{Signal, kill},
+        wait::waitpid,
+    },
+    unistd::Pid,
+};
+use serde_json::json;
+
+use super::{
+    command::{Run, pidfd, readable},
+    listener::GREETING,
+};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+type Outcome = Result<String, String>;
+
+fn words<E: std::error::Error + 'static>(what: &str) -> impl Fn(E) -> String + '_ {
+    move |e| format!("{what}: {}", chain(&e))
+}
+
+fn folder() -> Result<tempfile::TempDir, String> {
+    tempfile::Builder::new().prefix("drums-doctor-").tempdir().map_err(words("no temporary folder could be made"))
+}
+
+/// All namespaces of a session, and an overlay with the options that a restore needs.
+pub fn overlay() -> Outcome {
+    const SCRIPT: &str = r#"
+        mount -t tmpfs drums-doctor "$1"
+        mkdir "$1/lower" "$1/upper" "$1/work" "$1/root"
+        echo below > "$1/lower/file"
+        mount -t overlay -o "lowerdir=$1/lower,upperdir=$1/upper,workdir=$1/work,index=on,nfs_export=on" drums-doctor "$1/root"
+        echo above > "$1/root/file"
+        test "$(cat "$1/lower/file") $(cat "$1/upper/file")" = "below above"
+    "#;
+    let folder = folder()?;
+    Run::new("unshare", LIMIT)
+        .args([
+            "--mount",
+            "--pid",
+            "--fork",
+            "--ipc",
+            "--uts",
+            "--net",
+            "--propagation",
+            "private",
+            "sh",
+            "-ec",
+            SCRIPT,
+            "sh",
+        ])
+        .args([folder.path()])
+        .dies_with_us()
+        .ok()
+        .map_err(|e| chain(&e))?;
+    Ok("mount, pid, ipc, uts and net namespaces; an overlay on tmpfs with index and nfs_export".to_owned())
+}
+
+/// A group with a memory limit that reads back.
+pub fn cgroup() -> Outcome {
+    const BYTES: &str = "67108864";
+    let root = Path::new("/sys/fs/cgroup");
+    let name = format!("drums-doctor-{}", std::process::id());
+    let (group, file, version) = if root.join("memory/memory.limit_in_bytes").exists() {
+        (root.join("memory").join(name), "memory.limit_in_bytes", "v1")
+    } else if root.join("cgroup.controllers").exists() {
+        let control = root.join("cgroup.subtree_control");
+        let delegated = fs::read_to_string(&control).unwrap_or_default();
+        if !delegated.split_ascii_whitespace().any(|c| c == "memory") {
+            fs::write(&control, "+memory").map_err(words("the memory controller cannot be enabled"))?;
+        }
+        (root.join(name), "memory.max", "v2")
+    } else {
+        return Err("there is no cgroup hierarchy with a memory controller under /sys/fs/cgroup".to_owned());
+    };
+    fs::create_dir(&group).map_err(words("a cgroup cannot be made"))?;
+    let read = fs::write(group.join(file), BYTES).and_then(|()| fs::read_to_string(group.join(file)));
+    let removed = fs::remove_dir(&group);
+    let read = read.map_err(words("a memory limit cannot be set"))?;
+    removed.map_err(words("an empty cgroup cannot be removed"))?;
+    if read.trim() == BYTES {
+        Ok(format!("cgroup {version}, limit read back"))
+    } else {
+        Err(format!("a limit of {BYTES} reads back as {read:?}"))
+    }
+}
+
+/// A tap link through the device node, or through a private one where there is none.
+pub fn tap() -> Outcome {
+    const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
+    let folder = folder()?;
+    let public = Path::new("/dev/net/tun");
+    let (path, how) = if public.exists() {
+        (public.to_owned(), "/dev/net/tun")
+    } else {
+        (private_tun(folder.path())?, "a private device node")
+    };
+    let device =
+        fs::OpenOptions::new().read(true).write(true).open(&path).map_err(words("the tun device cannot be opened"))?;
+    // SAFETY: ifreq is plain data for which all zeroes is a valid value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The kernel puts a number in the place of %d.
+    for (to, from) in request.ifr_name.iter_mut().zip(b"drumsdoc%d") {
+        *to = *from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as i16;
+    // SAFETY: the ioctl reads and writes the structure that is given, alive for the call.
+    if unsafe { libc::ioctl(device.as_raw_fd(), TUNSETIFF, std::ptr::from_mut(&mut request)) } != 0 {
+        return Err(format!("no tap link can be made: {}", io::Error::last_os_error()));
+    }
+    // The link goes with the descriptor.
+    Ok(format!("made through {how}"))
+}
+
+fn private_tun(folder: &Path) -> Result<PathBuf, String> {
+    let path = folder.join("tun");
+    let name = CString::new(path.as_os_str().as_bytes()).map_err(words("no name for a device node"))?;
+    // SAFETY: the path is a C string, alive for the call.
+    if unsafe { libc::mknod(name.as_ptr(), libc::S_IFCHR | 0o600, libc::makedev(10, 200)) } != 0 {
+        return Err(format!(
+            "there is no /dev/net/tun and a private node cannot be made: {}",
+            io::Error::last_os_error()
+        ));
+    }
+    Ok(path)
+}
+
+/// Saves a process with a listening socket, restores it, and asks it for an answer both times.
+pub fn criu(criu: &Path, listener: &[OsString]) -> Outcome {
+    let folder = folder()?;
+    let cache = KernelDataCache::look();
+    let result = criu_trial(criu, listener, folder.path());
+    drop(cache);
+    result
+}
+
+fn criu_trial(criu: &Path, listener: &[OsString], folder: &Path) -> Outcome {
+    let port_file = folder.join("port");
+    let image = folder.join("image");
+    fs::create_dir(&image).map_err(words("no folder for the image"))?;
+    let mut process = Listener::start(listener, &port_file)?;
+    let port = process.port(&port_file)?;
+    greet(port).map_err(|e| format!("the listener did not answer before it was saved: {e}"))?;
+    let pid = process.child.id();
+
+    let common = ["--manage-cgroups=ignore", "--file-locks", "--ghost-limit", "64M"];
+    Run::new(criu, LIMIT)
+        .args(["dump", "-t", &pid.to_string(), "-D"])
+        .args([&image])
+        .args(["-o", "dump.log", "--tcp-established", "--network-lock", "skip"])
+        .args(common)
+        .dies_with_us()
+        .ok()
+        .map_err(|e| format!("dump failed: {}{}", chain(&e), log_tail(&image.join("dump.log"))))?;
+    // It was killed once it was saved; its number must be free again before it comes back under it.
+    process.child.wait().map_err(words("the saved process cannot be waited for"))?;
+
+    let restored = Restored(pid);
+    let restore = Run::new(criu, LIMIT)
+        .args(["restore", "-d", "--restore-sibling", "-D"])
+        .args([&image])
+        .args(["-o", "restore.log", "--tcp-close"])
+        .args(common)
+        .dies_with_us()
+        .ok();
+    let answer = restore
+        .map_err(|e| format!("restore failed: {}{}", chain(&e), log_tail(&image.join("restore.log"))))
+        .and_then(|_| greet(port).map_err(|e| format!("the restored listener did not answer: {e}")));
+    drop(restored);
+    answer?;
+    Ok("a process with a TCP listener was saved and restored, and answered".to_owned())
+}
+
+fn log_tail(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let errors: Vec<_> = text.lines().filter(|l| l.contains("Error")).collect();
+    match errors.last() {
+        Some(line) => format!(" ({})", line.trim()),
+        None => String::new(),
+    }
+}
+
+/// CRIU leaves a cache of what the kernel can do in /run; one that was not there before is ours to remove.
+struct KernelDataCache {
+    paths: Vec<&'static Path>,
+}
+
+impl KernelDataCache {
+    fn look() -> Self {
+        let all = ["/run/criu.kdat", "/run/criu/criu.kdat"].map(Path::new);
+        Self { paths: all.into_iter().filter(|p| !p.exists()).collect() }
+    }
+}
+
+impl Drop for KernelDataCache {
+    fn drop(&mut self) {
+        for path in &self.paths {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+struct Listener {
+    child: Child,
+    end: OwnedFd,
+}
+
+impl Listener {
+    fn start(argv: &[OsString], port_file: &Path) -> Result<Self, String> {
+        let (program, arguments) = argv.split_first().ok_or("no program to save was named")?;
+        let mut command = Command::new(program);
+        command.args(arguments).arg(port_file).current_dir("/");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // SAFETY: setsid and prctl with plain numbers are async-signal-safe. CRIU saves whole sessions only.
+        unsafe {
+            command.pre_exec(|| {
+                if libc::setsid() < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                Ok(())
+            });
+        }
+        let mut child = command.spawn().map_err(words("the process to be saved cannot be started"))?;
+        match pidfd(child.id()) {
+            Ok(end) => Ok(Self { child, end }),
+            Err(e) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(format!("the process to be saved cannot be followed: {e}"))
+            }
+        }
+    }
+
+    /// The port that it writes down once it listens.
+    fn port(&mut self, file: &Path) -> Result<u16, String> {
+        let deadline = Instant::now() + LIMIT;
+        while Instant::now() < deadline {
+            if let Ok(text) = fs::read_to_string(file) {
+                return text.parse().map_err(words("the listener's port is no number"));
+            }
+            // Its end is the only event to wait for; the file is looked for in between.
+            if readable(&self.end, Duration::from_millis(2)) {
+                return Err("the process to be saved ended at once".to_owned());
+            }
+        }
+        Err(format!("the process to be saved did not listen within {LIMIT:?}"))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The process that came back under the old number, as our child; ended when dropped.
+struct Restored(u32);
+
+impl Drop for Restored {
+    fn drop(&mut self) {
+        let pid = Pid::from_raw(self.0 as i32);
+        let ours = fs::read_to_string(format!("/proc/{pid}/stat"))
+            .ok()
+            .and_then(|stat| {
+                stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1).map(str::to_owned))
+            })
+            .is_some_and(|parent| parent == std::process::id().to_string());
+        if ours && kill(pid, Signal::SIGKILL).is_ok() {
+            let _ = waitpid(pid, None);
+        }
+    }
+}
+
+fn greet(port: u16) -> io::Result<()> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    if text == GREETING { Ok(()) } else { Err(io::Error::other(format!("it said {text:?}"))) }
+}
+
+/// Runs /bin/true of this machine's userland in a container of its own.
+pub fn runc(runc: &Path) -> Outcome {
+    let folder = folder()?;
+    let root = folder.path().join("rootfs");
+    let state = folder.path().join("state");
+    for path in [&root, &state] {
+        fs::create_dir(path).map_err(words("no folder for the container"))?;
+    }
+    let id = format!("drums-doctor-{}", std::process::id());
+    let config = config(&id, &root).map_err(words("the container's root cannot be prepared"))?;
+    fs::write(folder.path().join("config.json"), config.to_string()).map_err(words("config.json cannot be written"))?;
+    let runc = |limit| Run::new(runc, limit).args(["--root".as_ref(), state.as_os_str()]);
+    let ran = runc(LIMIT).args(["run", "--bundle"]).args([folder.path()]).args([&id]).dies_with_us().ok();
+    if ran.is_err() {
+        // It may have got as far as a group or a process; an unknown container is no error here.
+        let _ = runc(LIMIT).args(["delete", "--force", &id]).ok();
+    }
+    ran.map_err(|e| chain(&e))?;
+    Ok("a container ran a program to its end".to_owned())
+}
+
+fn config(id: &str, root: &Path) -> io::Result<serde_json::Value> {
+    let mut mounts = vec![
+        json!({ "destination": "/proc", "type": "proc", "source": "proc" }),
+        json!({ "destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"] }),
+    ];
+    for name in ["bin", "lib", "lib64", "usr"] {
+        let source = Path::new("/").join(name);
+        let Ok(meta) = fs::symlink_metadata(&source) else { continue };
+        if meta.is_symlink() {
+            std::os::unix::fs::symlink(fs::read_link(&source)?, root.join(name))?;
+        } else {
+            mounts.push(json!({ "destination": source, "type": "bind", "source": source, "options": ["rbind", "ro"] }));
+        }
+    }
+    let namespaces = ["pid", "ipc", "uts", "mount", "network"].map(|kind| json!({ "type": kind }));
+    Ok(json!({
+        "ociVersion": "1.0.2",
+        "process": { "terminal": false, "user": { "uid": 0, "gid": 0 }, "args": ["/bin/true"], "env": ["PATH=/bin"], "cwd": "/" },
+        "root": { "path": "rootfs", "readonly": false },
+        "mounts": mounts,
+        "linux": { "namespaces": namespaces, "cgroupsPath": format!("/{id}") },
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::setup::{ToolsDir, install::refuse_unfit_machine, listener, tools};
+
+    /// Runs as the process to be saved when the test below starts this very test binary again; passes at once otherwise.
+    #[test]
+    fn the_listener_of_the_trial() {
+        if let Some(file) = std::env::var_os("DRUMS_TEST_LISTENER") {
+            listener::serve(Path::new(&file)).unwrap();
+        }
+    }
+
+    fn root() -> bool {
+        let root = refuse_unfit_machine().is_ok();
+        if !root {
+            eprintln!("skipped: not root on x86_64 Linux");
+        }
+        root
+    }
+
+    #[test]
+    fn live_namespaces_overlay_limits_and_links_work_here() {
+        if root() {
+            overlay().unwrap();
+            cgroup().unwrap();
+            tap().unwrap();
+        }
+    }
+
+    #[test]
+    fn live_runc_runs_a_container_and_leaves_no_group() {
+        let Some(path) = tools::program("runc").filter(|_| root()) else {
+            eprintln!("skipped: no runc here; drums-agent setup installs it");
+            return;
+        };
+        runc(&path).unwrap();
+        let name = format!("drums-doctor-{}", std::process::id());
+        for hierarchy in ["memory", "pids", "cpu", "unified", ""] {
+            assert!(!Path::new("/sys/fs/cgroup").join(hierarchy).join(&name).exists(), "{hierarchy}");
+        }
+    }
+
+    #[test]
+    fn live_criu_saves_and_restores_a_listener() {
+        let Some(path) = tools::find(&ToolsDir::new(ToolsDir::DEFAULT)).criu.filter(|_| root()) else {
+            eprintln!("skipped: no CRIU here; drums-agent setup installs it");
+            return;
+        };
+        let own = std::env::current_exe().unwrap();
+        let listener: Vec<OsString> = [
+            "sh".as_ref(),
+            "-c".as_ref(),
+            "DRUMS_TEST_LISTENER=\"$2\" exec \"$1\" --exact setup::trials::tests::the_listener_of_the_trial".as_ref(),
+            "sh".as_ref(),
+            own.as_os_str(),
+        ]
+        .map(ToOwned::to_owned)
+        .to_vec();
+        criu(&path, &listener).unwrap();
+    }
+}
