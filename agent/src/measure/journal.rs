@@ -14,6 +14,8 @@ use crate::{
     spool::{RunSpool, SpoolError, SpoolWriter},
 };
 
+/// Target of log records that name a leaked resource.
+pub const LEAK: &str = "leak";
 /// Longer log texts are cut.
 const MAX_TEXT: usize = 64 * 1024;
 const CUT: &str = " ... (cut)";
@@ -24,13 +26,15 @@ pub struct Journal {
     link: Link,
     clock: Arc<dyn Clock>,
     progress: Progress,
+    /// Something waits for a commit.
+    buffered: bool,
 }
 
 impl Journal {
     /// Opens the run's spool for writing and reads what is in it.
     pub fn open(spool: &Arc<RunSpool>, link: Link, clock: Arc<dyn Clock>) -> Result<Self, SpoolError> {
         let progress = Progress::of(&spool.records()?);
-        Ok(Self { writer: spool.writer()?, link, clock, progress })
+        Ok(Self { writer: spool.writer()?, link, clock, progress, buffered: false })
     }
 
     pub fn progress(&self) -> &Progress {
@@ -42,8 +46,10 @@ impl Journal {
         if self.writer.commit_due() {
             self.commit()?;
         }
-        self.progress.apply(&body);
+        let written = body.clone();
         self.writer.append(self.link.generation(), self.clock.now(), body)?;
+        self.progress.apply(&written);
+        self.buffered = true;
         Ok(())
     }
 
@@ -51,10 +57,22 @@ impl Journal {
         self.record(Body::Log(Log { level: level.to_owned(), target: target.to_owned(), text: cut(text) }))
     }
 
+    /// Notes what could not be undone, one record each: `Closed` repeats them at the end, also after a restart.
+    pub fn leaks(&mut self, leaked: &[String]) -> Result<(), SpoolError> {
+        for l in leaked {
+            tracing::error!(resource = %l, "could not be undone; drums-agent audit tries again");
+            self.log("error", LEAK, l)?;
+        }
+        Ok(())
+    }
+
     /// Waits for the disk. Never inside a timed window.
     pub fn commit(&mut self) -> Result<(), SpoolError> {
-        self.writer.commit()?;
-        self.link.progressed();
+        if self.buffered {
+            self.writer.commit()?;
+            self.buffered = false;
+            self.link.progressed();
+        }
         Ok(())
     }
 }

@@ -14,13 +14,18 @@
 //! **Invariant:** a block whose `BlockStarted` was committed gets exactly one `BlockEnded`, by a restarted agent if need
 //! be.
 
+pub mod block;
 pub mod canary;
 pub mod clock;
+pub mod decide;
 pub mod draw;
 pub mod gates;
 pub mod journal;
 pub mod lock;
 pub mod noise;
 pub mod progress;
+pub mod runner;
 pub mod settle;
 pub mod surroundings;
+pub mod templates;
+pub mod turn;

@@ -8,6 +8,8 @@ use drums_common::{
     ids::ArmName,
 };
 
+use super::journal::LEAK;
+
 /// What the records so far amount to.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Progress {
@@ -21,8 +23,8 @@ pub struct Progress {
     pub warmup_ms: BTreeMap<ArmName, Vec<f64>>,
     /// Who every session and template of this run said it was, and what to call it.
     pub identities: Vec<(String, Identity)>,
-    /// The saved state of the newest template, by arm.
-    pub states: BTreeMap<ArmName, String>,
+    /// What could not be undone so far.
+    pub leaked: BTreeSet<String>,
 }
 
 impl Progress {
@@ -39,7 +41,6 @@ impl Progress {
             Body::Preflight(_) => self.preflight = true,
             Body::Template(t) => {
                 self.identities.push((format!("template {} of {}", t.build, t.arm), t.identity.clone()));
-                self.states.insert(t.arm.clone(), t.state.clone());
             }
             Body::BlockStarted(b) => {
                 self.started.insert(b.block);
@@ -61,7 +62,12 @@ impl Progress {
                 }
             }
             Body::Closed(_) => self.closed = true,
-            Body::Timeline(_) | Body::Fidelity(_) | Body::Log(_) => {}
+            Body::Log(l) => {
+                if l.target == LEAK {
+                    self.leaked.insert(l.text.clone());
+                }
+            }
+            Body::Timeline(_) | Body::Fidelity(_) => {}
         }
     }
 

@@ -1,0 +1,146 @@
+//! Templates of a run: built outside timed windows, thrown away when a grant asks for another build.
+//!
+//! Each arm has its own, the A/A control too: the same procedure twice, or the control would share the very thing whose
+//! spread it is there to show.
+
+use std::collections::BTreeMap;
+
+use drums_common::{
+    evidence::{Body, Template},
+    experiment::{Arm, Experiment},
+    ids::{ArmName, Generation, RunId},
+    telemetry::chain,
+};
+
+use super::{draw, journal::Journal};
+use crate::{
+    engine::api::{ArmEngine, SessionOrder, Workload},
+    net::Link,
+    spool::SpoolError,
+};
+use drums_common::wire::latest::{Activity, Grant};
+
+/// What is there of the current build, by arm: the saved state, or why there is no template.
+#[derive(Debug, Default)]
+pub struct Templates {
+    build: Option<u32>,
+    made: BTreeMap<ArmName, Result<String, String>>,
+}
+
+/// How bringing the templates up to a grant ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ensured {
+    /// Every arm has its template or a reason why not.
+    Ready,
+    HostBroken(String),
+    GivenUp,
+}
+
+/// What building needs to know.
+pub struct Building<'a> {
+    pub run: RunId,
+    pub experiment: &'a Experiment,
+    pub grant: &'a Grant,
+    pub workload: &'a Workload,
+    pub cpus: &'a [u32],
+    pub environment_bytes: u32,
+    pub generation: Generation,
+}
+
+impl Templates {
+    /// The saved state that this arm's sessions must carry (empty for a cold arm), or why there is no template.
+    pub fn state(&self, arm: &Arm) -> Result<&str, &str> {
+        if !arm.kind.from_template() {
+            return Ok("");
+        }
+        match self.made.get(&arm.name) {
+            Some(Ok(state)) => Ok(state),
+            Some(Err(why)) => Err(why),
+            None => Err("its template was not built"),
+        }
+    }
+
+    /// Nothing is there any more (the audit undid everything).
+    pub fn forget(&mut self) {
+        self.build = None;
+        self.made.clear();
+    }
+
+    /// Throws all away; answers with what could not be undone.
+    pub fn discard(&mut self, engine: &mut dyn ArmEngine, run: RunId) -> Vec<String> {
+        self.forget();
+        engine.discard_templates(run)
+    }
+
+    /// Brings the templates to the grant's build: discards others, builds what is missing, tries failed ones again.
+    pub fn ensure(
+        &mut self,
+        engine: &mut dyn ArmEngine,
+        link: &Link,
+        journal: &mut Journal,
+        b: &Building<'_>,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Ensured, SpoolError> {
+        if self.build != Some(b.grant.template_build) {
+            let leaked = self.discard(engine, b.run);
+            journal.leaks(&leaked)?;
+            self.build = Some(b.grant.template_build);
+        }
+        for (i, arm) in b.experiment.arms.iter().enumerate() {
+            if !arm.kind.from_template() || matches!(self.made.get(&arm.name), Some(Ok(_))) {
+                continue;
+            }
+            if give_up() {
+                return Ok(Ensured::GivenUp);
+            }
+            link.set_activity(Activity::Building { run: b.run, arm: arm.name.clone() });
+            let session = match engine.next_session(b.generation) {
+                Ok(s) => s,
+                Err(e) => return Ok(Ensured::HostBroken(chain(&e))),
+            };
+            let order = SessionOrder {
+                run: b.run,
+                arm,
+                session,
+                limits: &b.experiment.limits,
+                cpus: b.cpus,
+                environment_bytes: b.environment_bytes,
+                template_build: b.grant.template_build,
+                delay: None,
+                identity_seed: draw::template_identity(b.grant.seed, i),
+                workload: b.workload,
+                ready_timeout: std::time::Duration::from_millis(b.experiment.design.ready_timeout_ms),
+            };
+            match engine.build_template(&order) {
+                Ok(t) => {
+                    journal.leaks(&t.leaked)?;
+                    journal.record(Body::Template(Template {
+                        arm: arm.name.clone(),
+                        build: b.grant.template_build,
+                        duration_ms: t.duration_ms,
+                        bytes: t.bytes,
+                        sha256: t.sha256,
+                        state: t.state.clone(),
+                        identity: t.identity,
+                    }))?;
+                    self.made.insert(arm.name.clone(), Ok(t.state));
+                }
+                Err(e) => {
+                    journal.leaks(e.leaked())?;
+                    let why =
+                        format!("template {} of {} was not built: {}", b.grant.template_build, arm.name, chain(&e));
+                    journal.log("error", "template", &why)?;
+                    if !e.is_outcome() {
+                        return Ok(Ensured::HostBroken(why));
+                    }
+                    if give_up() {
+                        return Ok(Ensured::GivenUp);
+                    }
+                    self.made.insert(arm.name.clone(), Err(why));
+                }
+            }
+            journal.commit()?;
+        }
+        Ok(Ensured::Ready)
+    }
+}
