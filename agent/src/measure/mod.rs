@@ -29,3 +29,6 @@ pub mod settle;
 pub mod surroundings;
 pub mod templates;
 pub mod turn;
+
+#[cfg(test)]
+mod tests;

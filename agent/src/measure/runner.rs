@@ -327,7 +327,7 @@ impl Runner {
         let Some(run) = self.runs.get_mut(&id) else { return Err(RunError::NotOpen { run: id }) };
         let mut leaked = run.templates.discard(&mut **engine, id);
         let Some(journal) = run.journal() else { return Err(RunError::NotOpen { run: id }) };
-        leaked.extend(engine.held().into_iter().map(|(owner, resource)| format!("{resource:?} of {owner}")));
+        leaked.extend(engine.held().into_iter().map(|(owner, resource)| format!("{resource} of {owner}")));
         let mut write = || {
             journal.leaks(&leaked)?;
             let all: Vec<String> = journal.progress().leaked.iter().cloned().collect();

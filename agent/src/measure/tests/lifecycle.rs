@@ -1,0 +1,233 @@
+//! A run from its first record to its last: in order, cancelled, restarted, stopped.
+
+use drums_common::{
+    clock::MonoMicros,
+    evidence::{Closed, Teardown, Template},
+};
+
+use super::*;
+
+#[test]
+fn a_run_leaves_every_record() {
+    let mut a = Agent::new(no_faults());
+    let records = a.whole_run(4);
+    check_accounts(&records);
+    assert!(matches!(records[0].body, Body::Preflight(_)), "the first record is the preflight");
+    let closed = Closed { teardown: Teardown::Clean, reason: String::new() };
+    assert_eq!(records.last().unwrap().body, Body::Closed(closed));
+    assert!(results(&records).iter().all(|(_, r)| *r == BlockResult::Completed));
+    assert_eq!(outcomes(&records).len(), 16);
+    assert!(outcomes(&records).iter().all(|o| o.valid), "{:?}", outcomes(&records));
+    let count = |f: fn(&Body) -> bool| records.iter().filter(|r| f(&r.body)).count();
+    assert_eq!(count(|b| matches!(b, Body::Sample(_))), 64);
+    assert_eq!(count(|b| matches!(b, Body::Timeline(_))), 48);
+    assert_eq!(count(|b| matches!(b, Body::Fidelity(f) if f.faults.is_empty())), 16);
+    assert_eq!(count(|b| matches!(b, Body::Log(_))), 0);
+    assert!(a.live.borrow().is_empty());
+}
+
+#[test]
+fn templates_are_built_per_arm_and_build_before_their_block() {
+    let mut a = Agent::new(no_faults());
+    let records = a.whole_run(4);
+    let built: Vec<(String, u32)> = records
+        .iter()
+        .filter_map(|r| match &r.body {
+            Body::Template(Template { arm, build, .. }) => Some((arm.to_string(), *build)),
+            _ => None,
+        })
+        .collect();
+    // The A/A control has templates of its own.
+    let want = [("restored", 0), ("restored-b", 0), ("restored", 1), ("restored-b", 1)];
+    assert_eq!(built, want.map(|(a, b)| (a.to_owned(), b)));
+    let discards = a.calls.borrow().iter().filter(|c| c.op == "discard_templates").count();
+    assert_eq!(discards, 3, "before each build and at the end");
+}
+
+#[test]
+fn the_control_is_delayed_by_the_warm_up_of_its_base_arm() {
+    let mut a = Agent::new(no_faults());
+    let records = a.whole_run(2);
+    let mut delays = records.iter().filter_map(|r| match &r.body {
+        Body::BlockStarted(b) => Some(b.delays_ms.clone()),
+        _ => None,
+    });
+    assert_eq!(delays.next(), Some(BTreeMap::new()), "none in the warm-up block itself");
+    assert_eq!(delays.next(), Some(BTreeMap::from([(name("delayed"), 2.5)])));
+    let value = |block: u32, arm: &str| {
+        records.iter().find_map(|r| match &r.body {
+            Body::Sample(s) if s.block == block && s.arm == name(arm) && s.metric == Metric::CreateToReady => {
+                Some(s.value)
+            }
+            _ => None,
+        })
+    };
+    assert_eq!((value(0, "delayed"), value(0, "cold")), (Some(10.0), Some(10.0)));
+    assert_eq!((value(1, "delayed"), value(1, "cold")), (Some(12.5), Some(10.0)));
+}
+
+#[test]
+fn sessions_never_share_a_number_and_resets_have_their_own() {
+    let mut a = Agent::new(no_faults());
+    let records = a.whole_run(2);
+    let of = |metric: Metric| -> BTreeSet<u32> {
+        let samples = records.iter().filter_map(move |r| match &r.body {
+            Body::Sample(s) if s.metric == metric => Some(s.session.number),
+            _ => None,
+        });
+        samples.collect()
+    };
+    let (created, reset) = (of(Metric::CreateToReady), of(Metric::ResetToReady));
+    assert_eq!((created.len(), reset.len()), (8, 8));
+    assert!(created.is_disjoint(&reset));
+    assert_eq!(of(Metric::Destroy), reset, "what is destroyed is the successor");
+    assert!(records.iter().all(|r| r.generation == Generation(1)));
+}
+
+#[test]
+fn a_restart_in_a_block_marks_it_and_goes_on() {
+    // Dies while the second block's second arm is created: the process ends, so nothing more is written.
+    let mut a = Agent::new(no_faults());
+    a.offer(RunPhase::Measure, 1);
+    a.settle();
+    let spool = a.spool.run(RUN).unwrap();
+    drop(a.runner.take());
+    {
+        // What a killed agent leaves: a committed beginning without an end.
+        let started = drums_common::evidence::BlockStarted {
+            block: 1,
+            kind: BlockKind::Measured,
+            order: grants(2)[1].order.clone(),
+            template_build: 0,
+            cpus: vec![0],
+            environment_bytes: 0,
+            delays_ms: BTreeMap::new(),
+        };
+        let mut w = spool.writer().unwrap();
+        w.append(Generation(1), Micros(0), Body::BlockStarted(started)).unwrap();
+        w.commit().unwrap();
+    }
+    drop(spool);
+    let mut a = a.restart(no_faults());
+    // Before any order: the block has its end already.
+    assert_eq!(results(&a.records())[1], (1, BlockResult::Interrupted("the agent was restarted".into())));
+    let view = a.link.view();
+    assert!(matches!(a.runner.as_mut().unwrap().step(&view), Ok(Step::Idle(Idle::NoOrders))));
+    a.offer(RunPhase::Measure, 3);
+    a.settle();
+    a.offer(RunPhase::Unwind, 3);
+    a.settle();
+    let records = a.records();
+    check_accounts(&records);
+    assert_eq!(results(&records)[2], (2, BlockResult::Completed));
+    assert_eq!(records.iter().filter(|r| matches!(r.body, Body::Preflight(_))).count(), 1);
+    let ended = records.iter().find_map(|r| match &r.body {
+        Body::BlockEnded(b) if b.block == 1 => Some(b),
+        _ => None,
+    });
+    assert!(!ended.unwrap().environment.settled, "no reading is no quiet machine");
+    assert_eq!(records.last().unwrap().generation, Generation(2));
+}
+
+#[test]
+fn a_closed_run_stays_closed_over_a_restart() {
+    let mut a = Agent::new(no_faults());
+    let before = a.whole_run(1);
+    let mut a = a.restart(no_faults());
+    a.offer(RunPhase::Measure, 4);
+    assert_eq!(a.settle(), Idle::Nothing);
+    assert_eq!(a.records(), before);
+}
+
+#[test]
+fn a_cancellation_reaches_a_create_under_way() {
+    let canceller = Rc::new(RefCell::new(None::<Box<dyn FnOnce()>>));
+    let hook = canceller.clone();
+    let mut a = Agent::new(faults(move |c| {
+        (c.op == "create" && c.nth == 2).then(|| {
+            (hook.borrow_mut().take().unwrap())();
+            Fault::Hang
+        })
+    }));
+    let (link, desired) = (a.link.clone(), a.desired(RunPhase::Cancel, 1));
+    *canceller.borrow_mut() = Some(Box::new(move || link.offer(desired)));
+    a.offer(RunPhase::Measure, 1);
+    assert_eq!(a.settle(), Idle::Nothing);
+    let records = a.records();
+    check_accounts(&records);
+    assert_eq!(results(&records), [(0, BlockResult::Cancelled)]);
+    assert_eq!(outcomes(&records).len(), 2, "the session that was given up has no outcome");
+    assert!(matches!(&records.last().unwrap().body, Body::Closed(c) if c.reason == "cancelled"));
+    assert!(a.live.borrow().is_empty());
+}
+
+#[test]
+fn a_run_that_is_no_longer_listed_is_closed() {
+    let mut a = Agent::new(no_faults());
+    a.offer(RunPhase::Measure, 1);
+    a.settle();
+    a.link.offer(Desired { generation: Generation(1), runs: vec![] });
+    a.settle();
+    assert!(matches!(&a.records().last().unwrap().body, Body::Closed(c) if c.reason.contains("no longer lists")));
+}
+
+#[test]
+fn a_signal_leaves_the_run_open_for_the_next_start() {
+    let mut a = Agent::new(no_faults());
+    a.offer(RunPhase::Measure, 1);
+    a.settle();
+    a.link.stop(crate::net::Stop::Signal("SIGTERM"));
+    assert_eq!(a.runner.take().unwrap().run(), crate::net::Stop::Signal("SIGTERM"));
+    assert!(!a.records().iter().any(|r| matches!(r.body, Body::Closed(_))));
+    assert_eq!(a.calls.borrow().last().unwrap().op, "discard_templates");
+    let mut a = a.restart(no_faults());
+    a.offer(RunPhase::Measure, 2);
+    a.settle();
+    check_accounts(&a.records());
+    assert_eq!(results(&a.records()).len(), 2);
+}
+
+#[test]
+fn a_registration_that_does_not_match_is_refused_and_closed() {
+    let mut a = Agent::new(no_faults());
+    let mut d = a.desired(RunPhase::Measure, 1);
+    d.runs[0].canonical.push(' ');
+    a.link.offer(d);
+    assert_eq!(a.settle(), Idle::Nothing);
+    let records = a.records();
+    assert!(matches!(&records[0].body, Body::Closed(c) if c.reason.starts_with("refused: ")), "{records:?}");
+}
+
+#[test]
+fn the_machine_is_not_taken_from_another_measurement() {
+    let mut a = Agent::new(no_faults());
+    a.offer(RunPhase::Prepare, 0);
+    a.settle();
+    let lock = crate::measure::lock::MachineLock::acquire(&a.dir.path().join("lock"), || true).unwrap();
+    let (link, cancel) = (a.link.clone(), a.desired(RunPhase::Cancel, 1));
+    a.offer(RunPhase::Measure, 1);
+    std::thread::scope(|s| {
+        s.spawn(move || {
+            // Whichever comes first, the block must not begin.
+            link.offer(cancel);
+        });
+        a.settle();
+    });
+    drop(lock);
+    assert!(results(&a.records()).is_empty());
+    assert!(matches!(&a.records().last().unwrap().body, Body::Closed(c) if c.reason == "cancelled"));
+}
+
+#[test]
+fn a_deadline_in_the_past_closes_the_run() {
+    let mut a = Agent::new(no_faults());
+    a.offer(RunPhase::Measure, 1);
+    a.settle();
+    let mut d = a.desired(RunPhase::Measure, 2);
+    d.runs[0].deadline_left_ms = 0;
+    a.link.offer(d);
+    a.settle();
+    assert!(matches!(&a.records().last().unwrap().body, Body::Closed(c) if c.reason.contains("deadline")));
+    assert_eq!(results(&a.records()).len(), 1);
+    assert!(a.link.view().desired_at > MonoMicros(0));
+}
