@@ -2,6 +2,7 @@
 //! and `steps` (what a session is made of), `engine` (applies plans), `measure` (runs blocks and writes evidence),
 //! `spool` (evidence until it is acknowledged), `net` (the link to the coordinator), `setup` (tools of a host).
 
+pub mod agent;
 pub mod arms;
 pub mod config;
 pub mod engine;

@@ -263,8 +263,12 @@ pub trait ArmEngine {
     /// Undoes every template of a run; answers with leaks.
     fn discard_templates(&mut self, run: RunId) -> Vec<String>;
 
-    /// The ledger against the kernel; everything that is ours is undone.
+    /// The ledger against the kernel: what is ours and not held by this engine is undone.
     fn audit(&mut self) -> AuditReport;
+
+    /// After a bug of ours (a panic) in the middle of an operation: nothing that this engine held counts as held any
+    /// more, templates included, and the audit undoes it.
+    fn reclaim(&mut self) -> AuditReport;
 
     /// CPU time used so far by the agent, the shim and every group made here, microseconds: what the noise gate takes
     /// off the machine's busy time.

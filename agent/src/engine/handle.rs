@@ -40,7 +40,7 @@ impl Drop for SessionHandle {
 impl SessionHandle {
     /// A handle of a session that holds nothing on this host: for engines that live in a test's memory.
     pub(crate) fn in_memory(session: SessionRef, kind: ArmKind) -> Self {
-        let reach = Target::new(std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 1));
-        Self { session, kind, name: session.to_string(), reach, made: Vec::new(), cx: Cx::default() }
+        let target = Target::new(std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 1));
+        Self { session, kind, target, made: Made::default() }
     }
 }

@@ -162,6 +162,14 @@ impl ArmEngine for Engine {
         }
     }
 
+    fn reclaim(&mut self) -> AuditReport {
+        // Their descriptors close here; what they held is in the ledger.
+        self.templates.clear();
+        let scratch = self.scratch_plan.clone();
+        self.live.retain(|plan| Some(plan) == scratch.as_ref());
+        self.audit()
+    }
+
     fn own_cpu_us(&self) -> u64 {
         let live: u64 = self.live.iter().filter_map(|name| self.sys.cgroup_cpu_us(name).ok()).sum();
         self.sys.own_cpu_us().saturating_add(self.spent_us).saturating_add(live)

@@ -235,7 +235,7 @@ fn after_panic(bench: &mut Bench<'_>, why: &str) -> Result<(), SpoolError> {
     bench.journal.log("error", "measure", why)?;
     bench.templates.forget();
     let engine = &mut *bench.engine;
-    match catch_unwind(AssertUnwindSafe(|| engine.audit())) {
+    match catch_unwind(AssertUnwindSafe(|| engine.reclaim())) {
         Ok(report) => bench.journal.leaks(&report.leaked),
         Err(panic) => bench.journal.log("error", "measure", &panicked("the audit", &*panic)),
     }

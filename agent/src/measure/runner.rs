@@ -4,7 +4,7 @@
 //! answers. It is level-triggered: an order that was overtaken was never missed.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -37,7 +37,7 @@ use super::{
 use crate::{
     engine::api::{ArmEngine, AuditReport, Workload},
     net::{FetchError, Link, Stop, View},
-    spool::{RunMeta, Spool, SpoolError},
+    spool::{RunMeta, RunSpool, Spool, SpoolError},
 };
 
 /// Leases and deadlines end by time, which changes no view: look again this often.
@@ -60,13 +60,13 @@ impl Workloads for Link {
 }
 
 /// What this agent is, and what the runner works with.
-pub struct Parts {
+pub struct Parts<E> {
     pub host: HostId,
     pub agent_version: String,
     pub agent_sha256: Sha256,
     /// The machine's measuring lock.
     pub lock: PathBuf,
-    pub engine: Box<dyn ArmEngine>,
+    pub engine: E,
     pub surroundings: Box<dyn Surroundings>,
     /// A fresh look at the host, asked at each preflight.
     pub facts: Box<dyn FnMut(&dyn ArmEngine) -> HostFacts>,
@@ -76,10 +76,12 @@ pub struct Parts {
     pub clock: Arc<dyn Clock>,
 }
 
-pub struct Runner {
-    parts: Parts,
+pub struct Runner<E> {
+    parts: Parts<E>,
     watch: Watch,
     runs: BTreeMap<RunId, Run>,
+    /// What the engine held before any run: its own scratch file system.
+    surroundings_held: BTreeSet<String>,
     available_cpus: Vec<u32>,
 }
 
@@ -116,33 +118,42 @@ pub enum RunError {
     NotOpen { run: RunId },
 }
 
-impl Runner {
+impl<E: ArmEngine> Runner<E> {
     /// Takes up every run that the spool shows as open: a block that was under way when the agent died is marked as
     /// interrupted. `audit` is what the engine undid before.
-    pub fn new(mut parts: Parts, audit: &AuditReport) -> Result<Self, RunError> {
-        let watch = Watch::start(parts.link.clone(), parts.clock.clone())?;
+    /// A run whose evidence cannot be read stays as it is, loudly. The engine comes back with an error.
+    pub fn new(mut parts: Parts<E>, audit: &AuditReport) -> Result<Self, Box<(RunError, E)>> {
+        let watch = match Watch::start(parts.link.clone(), parts.clock.clone()) {
+            Ok(watch) => watch,
+            Err(e) => return Err(Box::new((e, parts.engine))),
+        };
         parts.engine.give_up_when(watch.flag());
         let available_cpus = surroundings::available_cpus();
-        let mut this = Self { parts, watch, runs: BTreeMap::new(), available_cpus };
+        let surroundings_held = held(&parts.engine).collect();
+        let mut this = Self { parts, watch, runs: BTreeMap::new(), surroundings_held, available_cpus };
         for spool in this.parts.spool.runs() {
-            let run = spool.meta().run;
-            if spool.closed() {
-                let records = spool.records().map_err(|source| RunError::Spool { run, source })?;
-                let state = RunState::Closed(Progress::of(&records));
-                let run_of = Run { state, registration: None, workload: None, templates: Templates::default() };
-                this.runs.insert(run, run_of);
-                continue;
+            match this.resume(&spool, audit) {
+                Ok(run) => {
+                    this.runs.insert(spool.meta().run, run);
+                }
+                Err(e) => tracing::error!(run = %spool.meta().run, error = chain(&e), "cannot be taken up"),
             }
-            let journal = Journal::open(&spool, this.parts.link.clone(), this.parts.clock.clone());
-            let mut journal = journal.map_err(|source| RunError::Spool { run, source })?;
-            recover(&mut journal, audit).map_err(|source| RunError::Spool { run, source })?;
-            this.runs.insert(run, Run::open(journal));
         }
         Ok(this)
     }
 
-    /// Works until it is told to stop; answers with the reason. Templates are undone by then.
-    pub fn run(mut self) -> Stop {
+    fn resume(&self, spool: &Arc<RunSpool>, audit: &AuditReport) -> Result<Run, SpoolError> {
+        if spool.closed() {
+            let state = RunState::Closed(Progress::of(&spool.records()?));
+            return Ok(Run { state, registration: None, workload: None, templates: Templates::default() });
+        }
+        let mut journal = Journal::open(spool, self.parts.link.clone(), self.parts.clock.clone())?;
+        recover(&mut journal, audit)?;
+        Ok(Run::open(journal))
+    }
+
+    /// Works until it is told to stop; answers with the reason and the engine. Templates are undone by then.
+    pub fn run(mut self) -> (Stop, E) {
         loop {
             let view = self.parts.link.view();
             match self.step(&view) {
@@ -154,7 +165,10 @@ impl Runner {
                     self.parts.link.set_activity(Activity::Idle);
                     self.parts.link.wait(view.version, LOOK_AGAIN);
                 }
-                Ok(Step::Stop) => return view.stop.unwrap_or(Stop::Signal("its own decision")),
+                Ok(Step::Stop) => {
+                    let stop = view.stop.unwrap_or(Stop::Signal("its own decision"));
+                    return (stop, self.parts.engine);
+                }
                 Err((run, e)) => {
                     let text = chain(&e);
                     tracing::error!(%run, error = text, "could not do what was asked; trying again");
@@ -238,7 +252,7 @@ impl Runner {
     fn prepare(&mut self, d: &RunDesired) -> Result<(), RunError> {
         self.parts.link.set_activity(Activity::Preparing { run: d.run });
         self.unpack(d)?;
-        let facts = (self.parts.facts)(&*self.parts.engine);
+        let facts = (self.parts.facts)(&self.parts.engine);
         self.parts.link.set_facts(facts.clone());
         let Some(run) = self.runs.get_mut(&d.run) else { return Err(RunError::NotOpen { run: d.run }) };
         let arms = run.registration.iter().flat_map(|r| &r.experiment.arms);
@@ -302,7 +316,7 @@ impl Runner {
         let flag = self.watch.flag();
         let ran = block::run(
             &mut Bench {
-                engine: &mut *self.parts.engine,
+                engine: &mut self.parts.engine,
                 surroundings: &mut *self.parts.surroundings,
                 link,
                 journal,
@@ -324,10 +338,14 @@ impl Runner {
     fn close(&mut self, id: RunId, reason: &str) -> Result<(), RunError> {
         self.parts.link.set_activity(Activity::Unwinding { run: id });
         let engine = &mut self.parts.engine;
+        let before = &self.surroundings_held;
         let Some(run) = self.runs.get_mut(&id) else { return Err(RunError::NotOpen { run: id }) };
-        let mut leaked = run.templates.discard(&mut **engine, id);
+        let mut leaked = run.templates.discard(engine, id);
         let Some(journal) = run.journal() else { return Err(RunError::NotOpen { run: id }) };
-        leaked.extend(engine.held().into_iter().map(|(owner, resource)| format!("{resource} of {owner}")));
+        // Whatever is held now is leaked too, whoever forgot it; what was named before is not named twice.
+        let named: Vec<String> = journal.progress().leaked.iter().chain(&leaked).cloned().collect();
+        let unnamed = |h: &String| !before.contains(h) && !named.iter().any(|n| n.starts_with(h.as_str()));
+        leaked.extend(held(engine).filter(unnamed));
         let mut write = || {
             journal.leaks(&leaked)?;
             let all: Vec<String> = journal.progress().leaked.iter().cloned().collect();
@@ -346,7 +364,7 @@ impl Runner {
     fn leave(&mut self, open: &[RunId]) {
         for id in open {
             let Some(run) = self.runs.get_mut(id) else { continue };
-            let leaked = run.templates.discard(&mut *self.parts.engine, *id);
+            let leaked = run.templates.discard(&mut self.parts.engine, *id);
             let Some(journal) = run.journal() else { continue };
             if let Err(e) = journal.leaks(&leaked).and_then(|()| journal.commit()) {
                 tracing::error!(run = %id, error = chain(&e), "what leaked could not be written down");
@@ -386,6 +404,10 @@ impl Run {
             RunState::Closed(_) => None,
         }
     }
+}
+
+fn held(engine: &impl ArmEngine) -> impl Iterator<Item = String> {
+    engine.held().into_iter().map(|(owner, resource)| format!("{resource} of {owner}"))
 }
 
 fn situation<'a>(view: &'a View, link: &Link, clock: &dyn Clock, runs: &'a BTreeMap<RunId, Progress>) -> Situation<'a> {

@@ -136,7 +136,7 @@ impl<'a> Turn<'a, '_> {
         self.identity = ready.identity();
         self.state.clone_from(&ready.state);
         self.timeline(self.first, "create", &timed);
-        self.fidelity(&ready, fidelity);
+        self.fidelity(fidelity);
         let mut faults = self.check_ready(&first, &ready, &[]);
         match use_session(engine, &handle) {
             Ok(f) => faults.extend(f),
@@ -305,9 +305,9 @@ impl<'a> Turn<'a, '_> {
         }));
     }
 
-    fn fidelity(&mut self, ready: &GuestReady, reading: FidelityReading) {
+    fn fidelity(&mut self, reading: FidelityReading) {
         let o = self.order;
-        let (guest_sha256, equivalence) = gates::equivalence(o.workload.guest_sha256, ready);
+        let (guest_sha256, equivalence) = gates::equivalence(o.workload.guest_sha256, reading.guest_sha256);
         let mut faults = reading.faults;
         faults.extend(equivalence);
         self.bodies.push(Body::Fidelity(Fidelity {

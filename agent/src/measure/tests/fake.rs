@@ -152,7 +152,6 @@ impl FakeEngine {
             machine_id: wanted.machine_id,
             address: format!("198.19.{}.{}", n / 256, n % 256),
             random: format!("{:032x}", u128::from(order.identity_seed) << 32 | u128::from(n)),
-            guest_sha256: Sha256::of(GUEST).to_string(),
             boot: if restored { "restored" } else { "cold" }.into(),
             ..GuestReady::default()
         };
@@ -215,7 +214,12 @@ impl ArmEngine for FakeEngine {
             cpus: order.cpus.to_vec(),
             memory_bytes: order.limits.memory_bytes,
         };
-        let fidelity = FidelityReading { mechanism: BTreeMap::new(), limits, faults: vec![] };
+        let fidelity = FidelityReading {
+            mechanism: BTreeMap::new(),
+            limits,
+            guest_sha256: Some(Sha256::of(GUEST)),
+            faults: vec![],
+        };
         let handle = SessionHandle::in_memory(order.session, order.arm.kind);
         Ok(Created { timed, cpu_s: 0.01, ready, fidelity, handle })
     }
@@ -261,7 +265,11 @@ impl ArmEngine for FakeEngine {
     }
 
     fn audit(&mut self) -> AuditReport {
-        self.fault("audit", None);
+        AuditReport::default()
+    }
+
+    fn reclaim(&mut self) -> AuditReport {
+        self.fault("reclaim", None);
         self.templates.clear();
         let undone = std::mem::take(&mut *self.live.borrow_mut());
         AuditReport { undone: undone.iter().map(ToString::to_string).collect(), ..AuditReport::default() }

@@ -78,7 +78,7 @@ fn a_panic_in_an_arm_interrupts_the_block_and_is_cleaned_up_after() {
             "{results:?}"
         );
         assert_eq!(results[2].1, BlockResult::Completed, "the next block finds templates again");
-        assert!(a.calls.borrow().iter().any(|c| c.op == "audit"));
+        assert!(a.calls.borrow().iter().any(|c| c.op == "reclaim"));
     }
 }
 

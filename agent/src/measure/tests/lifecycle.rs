@@ -177,7 +177,7 @@ fn a_signal_leaves_the_run_open_for_the_next_start() {
     a.offer(RunPhase::Measure, 1);
     a.settle();
     a.link.stop(crate::net::Stop::Signal("SIGTERM"));
-    assert_eq!(a.runner.take().unwrap().run(), crate::net::Stop::Signal("SIGTERM"));
+    assert_eq!(a.runner.take().unwrap().run().0, crate::net::Stop::Signal("SIGTERM"));
     assert!(!a.records().iter().any(|r| matches!(r.body, Body::Closed(_))));
     assert_eq!(a.calls.borrow().last().unwrap().op, "discard_templates");
     let mut a = a.restart(no_faults());

@@ -33,7 +33,7 @@ use super::{
     runner::{Parts, Runner, Step, Workloads},
 };
 use crate::{
-    engine::api::{ArmEngine, AuditReport},
+    engine::api::ArmEngine,
     facts::{Findings, Readings},
     net::{FetchError, Link},
     spool::Spool,
@@ -131,7 +131,7 @@ struct Agent {
     dir: tempfile::TempDir,
     link: Link,
     spool: Arc<Spool>,
-    runner: Option<Runner>,
+    runner: Option<Runner<FakeEngine>>,
     calls: Rc<RefCell<Vec<Call>>>,
     live: Rc<RefCell<BTreeSet<SessionRef>>>,
     registration: Registration,
@@ -196,14 +196,13 @@ impl Agent {
         std::fs::write(workload.join("manifest.json"), manifest.canonical()).unwrap();
         let mut engine = FakeEngine::new(faults);
         let audit = engine.audit();
-        engine.calls.borrow_mut().clear();
         let (calls, live) = (engine.calls.clone(), engine.live.clone());
         let parts = Parts {
             host: "h1".parse().unwrap(),
             agent_version: "0".into(),
             agent_sha256: Sha256::of(b"agent"),
             lock: dir.path().join("lock"),
-            engine: Box::new(engine),
+            engine,
             surroundings: Box::new(StillMachine::default()),
             facts: Box::new(|_| facts()),
             workloads: Box::new(Folder(workload)),
@@ -212,7 +211,7 @@ impl Agent {
             clock,
         };
         let registration = Registration::freeze(experiment(), Micros(0)).unwrap();
-        let runner = Some(Runner::new(parts, &AuditReport { orphans: vec![], ..audit }).unwrap());
+        let runner = Some(Runner::new(parts, &audit).map_err(|e| e.0).unwrap());
         Self { dir, link, spool, runner, calls, live, registration }
     }
 

@@ -1,0 +1,288 @@
+//! The running agent: everything put together, in the one order that works.
+//!
+//! ```text
+//! lock on the state folder ─▶ shim (before any thread) ─▶ engine: audit ─▶ spool: recovery
+//!      ─▶ runtime: link, signals (own threads) ─▶ this thread measures ─▶ templates, scratch, shim undone ─▶ goodbye
+//! ```
+//! The measuring thread is the main thread: what the shim starts may depend on its parent's thread, and nothing else
+//! waits for this one.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use drums_common::{
+    arm::ArmKind,
+    clock::Clock,
+    digest::Sha256,
+    machine::{Accelerator, HostFacts, Tool},
+    token::Token,
+};
+
+use crate::{
+    arms::ToolPaths,
+    engine::{
+        Engine, EngineConfig, OpenError,
+        api::{ArmEngine, AuditReport},
+    },
+    facts::{Findings, Readings},
+    measure::{
+        clock::SystemClock,
+        runner::{Parts, RunError, Runner},
+        surroundings::ThisMachine,
+    },
+    net::{self, DialError, EnrolError, IdentityError, Link, Net, NetConfig, Stop},
+    shim::{ShimClient, ShimError},
+    spool::{KEEP_FINISHED, Spool, SpoolError},
+};
+
+/// How long the agent waits at its end for the last evidence to be acknowledged.
+const FINISH: Duration = Duration::from_secs(20);
+/// Beats, evidence and one fetch at a time: two threads are plenty, and each is noise on a machine of two CPUs.
+const NET_THREADS: usize = 2;
+
+/// What the command line and the configuration file come to.
+#[derive(Clone, Debug)]
+pub struct AgentConfig {
+    /// Identity, ledger, spool, workloads and scratch.
+    pub state: PathBuf,
+    /// Only at the first start: how to become a host of a coordinator.
+    pub token: Option<Token>,
+    pub tools: ToolPaths,
+    /// What `tools` are, for the facts.
+    pub described: std::collections::BTreeMap<String, Tool>,
+    pub accelerator: Accelerator,
+    pub accelerator_detail: String,
+    /// The machine's measuring lock.
+    pub lock: PathBuf,
+    pub scratch_bytes: u64,
+    /// Evidence needs this much free disk to begin a run.
+    pub min_free_bytes: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    #[error("the agent makes namespaces, mounts and control groups: run it as root")]
+    NotRoot,
+    #[error("cannot {what} {}", path.display())]
+    Io { what: &'static str, path: PathBuf, source: io::Error },
+    #[error("another agent is running on {}; stop it, or give this one its own --state", path.display())]
+    Running { path: PathBuf },
+    #[error(
+        "this agent is not a host of any coordinator yet; give it a token from drumsctl host add (--token-file FILE, or - for standard input)"
+    )]
+    NotEnrolled,
+    #[error("cannot read this program, whose digest goes into the evidence")]
+    Program(#[source] io::Error),
+    #[error("cannot start the shim")]
+    Shim(#[from] ShimError),
+    #[error("cannot open the engine")]
+    Engine(#[from] OpenError),
+    #[error("cannot open the spool")]
+    Spool(#[from] SpoolError),
+    #[error("cannot start the network's runtime")]
+    Runtime(#[source] io::Error),
+    #[error("cannot enrol")]
+    Enrol(#[from] EnrolError),
+    #[error("cannot read this agent's identity")]
+    Identity(#[from] IdentityError),
+    #[error("cannot start the link")]
+    Dial(#[from] DialError),
+    #[error("cannot take up what the spool holds")]
+    Runs(#[from] RunError),
+    #[error("cannot listen for signals")]
+    Signals(#[source] io::Error),
+    #[error("the coordinator will not have this agent: {0}")]
+    Refused(drums_common::failure::Failure),
+}
+
+/// Runs the agent until it is told to stop.
+pub fn run(config: AgentConfig) -> Result<Stop, AgentError> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err(AgentError::NotRoot);
+    }
+    let _instance = single_instance(&config.state)?;
+    let (program, build) = this_program()?;
+    let shim = Arc::new(ShimClient::launch(&program)?);
+    let engine_config =
+        EngineConfig { state: config.state.clone(), tools: config.tools.clone(), scratch_bytes: config.scratch_bytes };
+    let shim_pid = u32::try_from(shim.pid()).ok();
+    let (engine, audit) = Engine::open(&engine_config, shim.clone())?;
+    report_audit(&audit);
+    // From here on the engine's scratch file system is mounted: every way out closes it.
+    let result = with_engine(config, engine, &audit, build, shim_pid);
+    shim.shutdown();
+    result
+}
+
+fn with_engine(
+    config: AgentConfig,
+    engine: Engine,
+    audit: &AuditReport,
+    build: Sha256,
+    shim: Option<u32>,
+) -> Result<Stop, AgentError> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let mut engine = Some(engine);
+    let result = (|| {
+        let spool = open_spool(&config)?;
+        let mut facts = facts_of(&config, build);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(NET_THREADS)
+            .thread_name("net")
+            .enable_all()
+            .build()
+            .map_err(AgentError::Runtime)?;
+        let identity = runtime.block_on(identity(&config, build))?;
+        let host = identity.host.clone();
+        // Held by this function until the runner has it.
+        let Some(held) = engine.take() else { unreachable!("put there above") };
+        let net_config = NetConfig {
+            identity,
+            workloads: config.state.join("workloads"),
+            build,
+            facts: facts(&held),
+            clock: clock.clone(),
+            spool: spool.clone(),
+        };
+        let started = {
+            let _inside = runtime.enter();
+            Net::start(net_config).map_err(AgentError::from).and_then(|(net, link)| {
+                listen_for_signals(link.clone())?;
+                Ok((net, link))
+            })
+        };
+        let (net, link) = match started {
+            Ok(started) => started,
+            Err(e) => {
+                engine = Some(held);
+                return Err(e);
+            }
+        };
+        let parts = Parts {
+            host,
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            agent_sha256: build,
+            lock: config.lock.clone(),
+            engine: held,
+            surroundings: Box::new(ThisMachine::new(shim)),
+            facts: Box::new(facts),
+            workloads: Box::new(link.clone()),
+            spool: spool.clone(),
+            link,
+            clock,
+        };
+        let runner = Runner::new(parts, audit).map_err(|failed| {
+            let (e, held) = *failed;
+            engine = Some(held);
+            e
+        })?;
+        let (stop, held) = runner.run();
+        engine = Some(held);
+        tracing::info!(?stop, "measuring ended");
+        runtime.block_on(net.finish(FINISH));
+        runtime.shutdown_timeout(Duration::from_secs(2));
+        if let Err(e) = spool.prune(KEEP_FINISHED) {
+            tracing::warn!(error = drums_common::telemetry::chain(&e), "finished runs stay in the spool");
+        }
+        Ok(stop)
+    })();
+    if let Some(engine) = engine {
+        for leak in engine.close() {
+            tracing::error!(leaked = %leak, "could not be undone; the next start's audit tries again");
+        }
+    }
+    match result {
+        Ok(Stop::Refused(failure)) => Err(AgentError::Refused(failure)),
+        other => other,
+    }
+}
+
+/// Locks the state folder for as long as the value lives.
+fn single_instance(state: &Path) -> Result<File, AgentError> {
+    let io = |what: &'static str, path: &Path| {
+        let path = path.to_owned();
+        move |source| AgentError::Io { what, path, source }
+    };
+    fs::create_dir_all(state).map_err(io("make the state folder", state))?;
+    let path = state.join("lock");
+    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(io("open", &path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(AgentError::Running { path: state.to_owned() }),
+        Err(TryLockError::Error(source)) => Err(io("lock", &path)(source)),
+    }
+}
+
+/// This executable and its digest.
+fn this_program() -> Result<(PathBuf, Sha256), AgentError> {
+    let program = PathBuf::from("/proc/self/exe");
+    let build = Sha256::of(&fs::read(&program).map_err(AgentError::Program)?);
+    Ok((program, build))
+}
+
+fn open_spool(config: &AgentConfig) -> Result<Arc<Spool>, AgentError> {
+    let (spool, repairs, damaged) = Spool::open(&config.state.join("spool"), config.min_free_bytes)?;
+    for r in repairs {
+        tracing::warn!(run = %r.run, bytes = r.torn_bytes, last_seq = r.last_seq, "cut a torn end off the spool");
+    }
+    for e in damaged {
+        tracing::error!(error = drums_common::telemetry::chain(&e), "a run's evidence on disk is damaged");
+    }
+    Ok(Arc::new(spool))
+}
+
+async fn identity(config: &AgentConfig, build: Sha256) -> Result<net::Identity, AgentError> {
+    match &config.token {
+        Some(token) => Ok(net::enrol(&config.state, token, build).await?),
+        None => net::Identity::load(&config.state)?.ok_or(AgentError::NotEnrolled),
+    }
+}
+
+/// A closure that looks at this host afresh each time.
+fn facts_of(config: &AgentConfig, build: Sha256) -> impl FnMut(&dyn ArmEngine) -> HostFacts + 'static {
+    let config = config.clone();
+    move |engine| {
+        let mut tools = config.described.clone();
+        let path = fs::read_link("/proc/self/exe").unwrap_or_default().display().to_string();
+        tools.insert("agent".to_owned(), Tool { path, version: env!("CARGO_PKG_VERSION").to_owned(), sha256: build });
+        let unfit = ArmKind::ALL.into_iter().filter_map(|k| Some((k, engine.unfit(k)?))).collect();
+        Readings::take(&config.state).describe(Findings {
+            tools,
+            accelerator: config.accelerator,
+            accelerator_detail: config.accelerator_detail.clone(),
+            unfit,
+        })
+    }
+}
+
+fn listen_for_signals(link: Link) -> Result<(), AgentError> {
+    use tokio::signal::unix::{SignalKind, signal};
+    for (name, kind) in [("SIGTERM", SignalKind::terminate()), ("SIGINT", SignalKind::interrupt())] {
+        let mut stream = signal(kind).map_err(AgentError::Signals)?;
+        let link = link.clone();
+        tokio::spawn(async move {
+            while stream.recv().await.is_some() {
+                tracing::info!(signal = name, "stopping: what is under way is given up, undone and written down");
+                link.stop(Stop::Signal(name));
+            }
+        });
+    }
+    Ok(())
+}
+
+fn report_audit(audit: &AuditReport) {
+    for what in &audit.undone {
+        tracing::warn!(resource = %what, "left by an earlier agent; undone");
+    }
+    for what in &audit.orphans {
+        tracing::warn!(resource = %what, "named as ours but not recorded; undone");
+    }
+    for what in &audit.leaked {
+        tracing::error!(resource = %what, "left by an earlier agent; could not be undone");
+    }
+}
