@@ -8,7 +8,7 @@ use oci_spec::runtime::{
     LinuxResourcesBuilder,
 };
 
-use super::config::Container;
+use super::config::{Container, held};
 use crate::{
     steps::{StepError, tail},
     sys::{CgroupLimits, PreMount, Sys, ToolSpec, spec::OverlayRoot},
@@ -96,7 +96,9 @@ impl RuncTrue {
         let argv = ["/bin/true".to_owned()];
         let env = [("PATH".to_owned(), "/sbin:/bin:/usr/sbin:/usr/bin".to_owned())];
         let cgroup = format!("/{name}");
-        let container = Container { hostname: "bench", argv: &argv, env: &env, cgroup: &cgroup, netns: Path::new("") };
+        let capabilities = held(&std::fs::read_to_string("/proc/self/status")?);
+        let netns = Path::new("");
+        let container = Container { hostname: "bench", argv: &argv, env: &env, cgroup: &cgroup, netns, capabilities };
         let mut spec = container.spec()?;
         let cpus: Vec<String> = self.limits.cpus.iter().map(ToString::to_string).collect();
         let resources = LinuxResourcesBuilder::default()
