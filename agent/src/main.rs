@@ -27,9 +27,8 @@ fn main() -> ExitCode {
     drums_common::telemetry::init(false);
     match Cli::parse().command {
         Command::Try(args) => {
-            let path = |name| std::env::var_os(name).map(Into::into);
-            let (criu, runc, qemu) = (path("DRUMS_CRIU"), path("DRUMS_RUNC"), path("DRUMS_QEMU"));
-            trial::main(&args, ToolPaths { criu, runc, qemu, ..ToolPaths::default() })
+            let tools = ToolPaths { criu: std::env::var_os("DRUMS_CRIU").map(Into::into), ..ToolPaths::default() };
+            trial::main(&args, tools)
         }
     }
 }

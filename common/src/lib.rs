@@ -13,6 +13,7 @@ pub mod failure;
 pub mod ids;
 pub mod lease;
 pub mod machine;
+pub mod plan;
 pub mod spec;
 pub mod telemetry;
 pub mod token;

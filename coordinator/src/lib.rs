@@ -1,7 +1,14 @@
 //! The coordinator: `net` (agents and enrolment over QUIC), `pki` (the private CA), `config` (the home and the daemon's
-//! settings). Policy lives in pure cores, the database behind the store, and both daemons' words in `drums-common`.
+//! settings), `core` (every decision, purely), `store` (what must survive), `tasks` (the driver that owns the runs), `api`
+//! (what operators and `drumsctl` speak) and `ctl` (`drumsctl` itself). Both daemons' words live in `drums-common`.
 
+pub mod api;
+pub mod artifacts;
 pub mod clock;
 pub mod config;
+pub mod core;
+pub mod ctl;
 pub mod net;
 pub mod pki;
+pub mod store;
+pub mod tasks;

@@ -1,1 +1,5 @@
-fn main() {}
+//! The operator's command line; everything is in `drums_coordinator::ctl`.
+
+fn main() -> std::process::ExitCode {
+    drums_coordinator::ctl::main()
+}

@@ -5,7 +5,6 @@
 //! The overlay is mounted in runc's private mount namespace, so it ends with the container.
 
 mod arm;
-pub mod bench;
 pub mod config;
 mod reading;
 mod steps;

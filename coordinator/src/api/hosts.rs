@@ -1,0 +1,169 @@
+//! Status, hosts, tokens, the audit trail.
+
+use axum::{
+    Extension, Json,
+    extract::{Path, Query, State},
+    http::StatusCode,
+};
+use drums_common::{
+    failure::Failure,
+    ids::HostId,
+    lease::Health,
+    token::{Address, Secret, Token, is_host},
+    wire::latest::Activity,
+};
+use serde::Deserialize;
+
+use super::{
+    ApiError, Body, Operator, Shared,
+    views::{AddHost, AuditView, FleetView, HostView, StatusView, TokenView, utc},
+};
+use crate::{
+    store::{Ownership, StoreError},
+    tasks,
+};
+
+/// A token is for now: an hour is enough to log in to a machine and start its agent; a week is the most one may ask.
+const MAX_TOKEN_MINUTES: u64 = 7 * 24 * 60;
+const KINDS: [&str; 4] = ["sandbox", "ec2", "metal", "mac"];
+
+pub(super) async fn status(State(c): Shared) -> Json<StatusView> {
+    Json(StatusView {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        build: c.build,
+        home: c.home.clone(),
+        installation: c.control.installation,
+        ca: c.enrolment.ca,
+        up_since: utc(c.control.up_since),
+        now: utc(c.control.now()),
+    })
+}
+
+pub(super) async fn list(State(c): Shared) -> Result<Json<FleetView>, ApiError> {
+    let hosts = c.control.host_views().await?;
+    Ok(Json(FleetView { hosts: hosts.into_iter().map(view).collect() }))
+}
+
+pub(super) fn activity(activity: &Activity) -> String {
+    match activity {
+        Activity::Idle => "idle".to_owned(),
+        Activity::Preparing { run } => format!("preparing {run}"),
+        Activity::Building { run, arm } => format!("building {arm}'s template for {run}"),
+        Activity::Measuring { run, block, arm } => format!("{run} block {block}: {arm}"),
+        Activity::Unwinding { run } => format!("unwinding {run}"),
+    }
+}
+
+fn view(h: tasks::HostView) -> HostView {
+    let state = match (&h.row.released, h.connected, &h.health) {
+        (Some(_), _, _) => "released",
+        (None, _, Some(Health::Lost { .. })) => "lost",
+        (None, true, Some(Health::Silent { .. } | Health::QuietOverrun { .. })) => "silent",
+        (None, true, _) => "connected",
+        (None, false, _) if h.row.welcomed.is_some() => "disconnected",
+        (None, false, _) if h.row.installation.is_some() => "enrolled",
+        (None, false, _) => "new",
+    };
+    let activity = match (&h.lease, h.connected) {
+        (Some(lease), true) => activity(&lease.activity),
+        _ => String::new(),
+    };
+    HostView {
+        name: h.row.host,
+        kind: h.row.kind,
+        ownership: match h.row.ownership {
+            Ownership::Adopted => "adopted".to_owned(),
+            Ownership::Owned => "owned".to_owned(),
+        },
+        state: state.to_owned(),
+        heartbeat_ms: h.heard_ms,
+        activity,
+        life_left_ms: h.life_left_ms,
+        generation: h.row.generation.0,
+        cost: None,
+        version: h.row.agent_version,
+        agent_sha256: h.row.agent_sha256,
+        machine: h.row.facts.as_ref().map(|f| f.identity.key()),
+        added: utc(h.row.added),
+        released: h.row.released.map(utc),
+        welcomed: h.row.welcomed.map(utc),
+        facts: h.row.facts,
+    }
+}
+
+pub(super) async fn add(
+    State(c): Shared,
+    Extension(Operator(by)): Extension<Operator>,
+    Body(body): Body<AddHost>,
+) -> Result<(StatusCode, Json<TokenView>), ApiError> {
+    if !KINDS.contains(&body.kind.as_str()) {
+        let message = format!("{:?} is not a kind of host", body.kind);
+        return Err(ApiError::bad("bad-kind", message, "expected sandbox, ec2, metal or mac"));
+    }
+    if body.valid_minutes == 0 || body.valid_minutes > MAX_TOKEN_MINUTES {
+        let message = format!("a token cannot be valid for {} minutes", body.valid_minutes);
+        return Err(ApiError::bad("bad-validity", message, "expected 1 to 10080 minutes (a week)"));
+    }
+    let names = if body.addresses.is_empty() { c.enrolment.addresses.clone() } else { body.addresses };
+    if names.is_empty() || names.len() > 8 {
+        let message = format!("a token names 1 to 8 addresses of the coordinator, not {}", names.len());
+        return Err(ApiError::bad("bad-address", message, "give --address, or advertise in coordinator.toml"));
+    }
+    if let Some(bad) = names.iter().find(|a| !is_host(a)) {
+        let message = format!("{bad:?} is neither an IP address nor a DNS name");
+        return Err(ApiError::bad(
+            "bad-address",
+            message,
+            "give the address at which the host reaches this coordinator",
+        ));
+    }
+    let addresses: Vec<Address> = names
+        .into_iter()
+        .map(|host| Address { host, agents: c.enrolment.agents_port, enrol: c.enrolment.enrol_port })
+        .collect();
+    let now = c.control.now();
+    let secret = Secret::new(rand::random());
+    let expires = now.plus_ms(body.valid_minutes * 60_000);
+    let token = Token { addresses: addresses.clone(), ca: c.enrolment.ca, host: body.name.clone(), secret, expires };
+    let (host, kind, sha) = (body.name.clone(), body.kind.clone(), token.secret.sha256());
+    let added = c
+        .control
+        .store
+        .call(move |s| {
+            match s.add_host(&host, &kind, Ownership::Adopted, now) {
+                // A further token for a host that never enrolled, or whose machine was set up anew.
+                Err(StoreError::HostExists(_)) => {}
+                other => other?,
+            }
+            s.add_token(sha, &host, now, expires)
+        })
+        .await;
+    added?;
+    c.control.audit(&by, "host-add", format!("host {} ({})", body.name, body.kind)).await;
+    let view = TokenView { token: token.reveal(), host: body.name, addresses, expires: utc(expires) };
+    Ok((StatusCode::CREATED, Json(view)))
+}
+
+pub(super) async fn release(
+    State(c): Shared,
+    Extension(Operator(by)): Extension<Operator>,
+    Path(host): Path<String>,
+) -> Result<Json<FleetView>, ApiError> {
+    let host: HostId =
+        host.parse().map_err(|e| Failure::refused("bad-host", format!("{e}"), "drumsctl fleet lists them"))?;
+    c.control.release(host, by).await?;
+    list(State(c)).await
+}
+
+#[derive(Deserialize)]
+pub(super) struct Limit {
+    limit: Option<u32>,
+}
+
+pub(super) async fn audit(State(c): Shared, Query(q): Query<Limit>) -> Result<Json<Vec<AuditView>>, ApiError> {
+    let limit = q.limit.unwrap_or(100).min(10_000);
+    let rows = c.control.store.call(move |s| s.audits(limit)).await?;
+    let view =
+        |r: crate::store::AuditRow| AuditView { at: utc(r.at), actor: r.actor, action: r.action, detail: r.detail };
+    Ok(Json(rows.into_iter().map(view).collect()))
+}

@@ -1,0 +1,188 @@
+//! `drumsctl`: the operator's words.
+//!
+//! Speaks the API over the home's unix socket or over HTTPS, never the database (`init` and `backup` excepted: they make
+//! and copy a home). Each command says on an error what was attempted, why it failed and what to do next; exit codes are
+//! for scripts.
+
+mod client;
+mod error;
+mod experiments;
+mod fleet;
+mod home;
+mod output;
+mod runs;
+mod watch;
+mod workloads;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
+
+pub use client::{ApiAddress, Client, Target};
+pub use error::CtlError;
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 done, or verdict pass; 1 failed; 2 bad input, nothing was recorded; 3 the coordinator cannot be reached;
+verdicts: 10 fail, 11 undecided, 12 invalid, 13 incomplete, 14 lost, 15 cancelled; 130 detached by Ctrl-C.
+Times are UTC. NO_COLOR is honoured.";
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "drumsctl",
+    about = "Compare sandboxes for computer-use agents: register, run, watch, report, verify",
+    after_help = EXIT_CODES,
+    disable_version_flag = true,
+    max_term_width = 120
+)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Print the version and the digest of this build.
+    #[arg(long, short = 'V')]
+    pub version: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct Global {
+    /// The coordinator's home; its unix socket is spoken to.
+    #[arg(long, global = true, env = "DRUMS_HOME", default_value = crate::config::DEFAULT_HOME, value_name = "DIR")]
+    pub home: PathBuf,
+    /// Speak to a coordinator elsewhere: https://HOST:7443. Needs --cert, --key and --ca, or a copy of them in HOME/pki.
+    #[arg(long, global = true, env = "DRUMS_API", value_name = "URL")]
+    pub api: Option<ApiAddress>,
+    /// The operator's certificate (PEM).
+    #[arg(long, global = true, env = "DRUMS_CERT", value_name = "FILE")]
+    pub cert: Option<PathBuf>,
+    /// The key of the certificate (PEM).
+    #[arg(long, global = true, env = "DRUMS_KEY", value_name = "FILE")]
+    pub key: Option<PathBuf>,
+    /// The CA's certificate (PEM).
+    #[arg(long, global = true, env = "DRUMS_CA", value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// Print JSON instead of tables.
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a coordinator's home: CA, operator identity, store, artifact folder. Safe to repeat.
+    #[command(after_help = "Example: drumsctl --home /var/lib/drums init")]
+    Init(home::Init),
+    /// Hosts: add, list, release.
+    #[command(subcommand)]
+    Host(fleet::HostCommand),
+    /// Workloads: add, list.
+    #[command(subcommand)]
+    Workload(workloads::WorkloadCommand),
+    /// Store a spec's canonical form and its SHA-256 before anything runs.
+    #[command(after_help = "Example: drumsctl register docs/experiments/EXP-028.toml")]
+    Register(experiments::Register),
+    /// Dry run: hosts, order, expected duration, gates, and what is missing where. Records nothing.
+    #[command(after_help = "Example: drumsctl plan docs/experiments/EXP-028.toml")]
+    Plan(experiments::Plan),
+    /// Run a registered experiment, or watch a run.
+    #[command(after_help = "Examples: drumsctl run EXP-028 --watch\n          drumsctl run EXP-028 --attach")]
+    Run(runs::Run),
+    /// Hosts: state, age of the last heartbeat, activity, lease.
+    #[command(after_help = "Example: drumsctl fleet --watch")]
+    Fleet(fleet::Fleet),
+    /// List runs.
+    #[command(after_help = "Example: drumsctl runs EXP-028")]
+    Runs(runs::Runs),
+    /// A run's history and its agents' log lines.
+    #[command(after_help = "Example: drumsctl logs run-0123456789ab")]
+    Logs(runs::Logs),
+    /// Stop a run at once; its hosts unwind.
+    #[command(after_help = "Examples: drumsctl cancel run-0123456789ab\n          drumsctl cancel --all")]
+    Cancel(runs::Cancel),
+    /// Try out what this home and its coordinator need.
+    #[command(after_help = "Example: drumsctl doctor")]
+    Doctor(home::Doctor),
+    /// Copy a home into one file, also while its coordinator runs. Holds the CA's key: keep it as you keep that.
+    #[command(after_help = "Example: drumsctl backup /root/drums-backup.tar.zst")]
+    Backup(home::Backup),
+    /// Who did what, latest last.
+    #[command(after_help = "Example: drumsctl audit --limit 20")]
+    Audit(fleet::Audit),
+    /// Print a shell's completions.
+    #[command(after_help = "Example: drumsctl completions bash > /etc/bash_completion.d/drumsctl")]
+    Completions {
+        /// bash, zsh, fish, elvish or powershell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Runs one command line; standard error has said everything when this returns.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            // clap prints usage errors with what was expected; help goes to standard output.
+            let _ = e.print();
+            return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
+        }
+    };
+    // A broken pipe (`drumsctl results | head`) is no error worth a panic.
+    output::ignore_broken_pipe();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(source) => return CtlError::Runtime(source).report(),
+    };
+    match runtime.block_on(run(cli)) {
+        Ok(code) => code,
+        Err(e) => e.report(),
+    }
+}
+
+async fn run(cli: Cli) -> Result<ExitCode, CtlError> {
+    let global = cli.global;
+    if cli.version {
+        println!("drumsctl {} (build {})", env!("CARGO_PKG_VERSION"), output::build_digest());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(command) = cli.command else {
+        let help = Cli::command().render_help();
+        eprint!("{help}");
+        return Ok(ExitCode::from(2));
+    };
+    match command {
+        Command::Init(c) => home::init(&global, &c),
+        Command::Host(c) => fleet::host(&global, c).await,
+        Command::Workload(c) => workloads::workload(&global, c).await,
+        Command::Register(c) => experiments::register(&global, c).await,
+        Command::Plan(c) => experiments::plan(&global, c).await,
+        Command::Run(c) => runs::run(&global, c).await,
+        Command::Fleet(c) => fleet::fleet(&global, c).await,
+        Command::Runs(c) => runs::runs(&global, c).await,
+        Command::Logs(c) => runs::logs(&global, c).await,
+        Command::Cancel(c) => runs::cancel(&global, c).await,
+        Command::Doctor(c) => home::doctor(&global, c).await,
+        Command::Backup(c) => home::backup(&global, &c),
+        Command::Audit(c) => fleet::audit(&global, c).await,
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "drumsctl", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound_and_every_command_has_an_example() {
+        let command = Cli::command();
+        command.clone().debug_assert();
+        for sub in command.get_subcommands() {
+            let leaves: Vec<_> = if sub.has_subcommands() { sub.get_subcommands().collect() } else { vec![sub] };
+            for leaf in leaves.into_iter().filter(|l| l.get_name() != "help") {
+                let help = leaf.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(help.contains("Example"), "{} has no example", leaf.get_name());
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! What every backend must do.
+
+use std::path::Path;
+
+use drums_common::{
+    clock::Micros,
+    digest::Sha256,
+    evidence::{Body, Log, Record},
+    experiment::Registration,
+    ids::{Generation, HostId, InstallationId, RunId},
+    machine::{Accelerator, HostFacts},
+    spec,
+    verdict::Verdict,
+};
+
+use super::*;
+use crate::core::run::Phase;
+
+fn host(name: &str) -> HostId {
+    name.parse().unwrap()
+}
+
+fn facts() -> HostFacts {
+    HostFacts {
+        identity: Default::default(),
+        hostname: "machine".into(),
+        kernel: "6.18".into(),
+        os: "Debian 12".into(),
+        cpu_model: "cpu".into(),
+        microcode: "1".into(),
+        mitigations: Default::default(),
+        cpus: 2,
+        memory_bytes: 1 << 34,
+        disk_free_bytes: 1 << 34,
+        cgroup_version: 1,
+        accelerator: Accelerator::Tcg,
+        accelerator_detail: String::new(),
+        tools: Default::default(),
+        unfit: Default::default(),
+    }
+}
+
+fn registration() -> Registration {
+    let text = include_str!("../../../docs/experiments/EXP-028.toml");
+    Registration::freeze(spec::parse("s", text.as_bytes()).unwrap().experiment, Micros(5)).unwrap()
+}
+
+fn record(registration: &Registration, seq: u64, generation: u32) -> Record {
+    let body = Body::Log(Log { level: "info".into(), target: "test".into(), text: format!("line {seq}") });
+    Record {
+        registration: registration.sha256,
+        run: RunId([1; 6]),
+        host: host("h1"),
+        seq,
+        at: Micros(seq as i64),
+        generation: Generation(generation),
+        body,
+    }
+}
+
+fn with_run(s: &mut dyn Store) -> (Registration, RunState) {
+    let registration = registration();
+    s.add_host(&host("h1"), "sandbox", Ownership::Adopted, Micros(1)).unwrap();
+    assert!(s.add_registration(&registration, "the spec").unwrap());
+    let hosts = vec![(host("h1"), Default::default(), Generation(1))];
+    let t = RunState::place(RunId([1; 6]), registration.sha256, 1, None, hosts, Micros(10));
+    s.create_run(&t.next, &t.notes, Micros(10)).unwrap();
+    (registration, t.next)
+}
+
+fn redemption(key: &[u8], now: i64) -> Redemption {
+    Redemption {
+        secret_sha256: Sha256::of(b"secret"),
+        host: host("h1"),
+        installation: InstallationId([1; 4]),
+        key_sha256: Sha256::of(key),
+        now: Micros(now),
+    }
+}
+
+/// The suite. `open` gives the same store each time it is called: what was committed must be there again.
+fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
+    let mut s = open();
+    assert_eq!(s.meta_or("installation", "a").unwrap(), "a");
+    assert_eq!(s.meta_or("installation", "b").unwrap(), "a");
+
+    // Hosts and tokens.
+    let (registration, mut state) = with_run(s.as_mut());
+    assert!(matches!(
+        s.add_host(&host("h1"), "sandbox", Ownership::Adopted, Micros(2)),
+        Err(StoreError::HostExists(_))
+    ));
+    s.add_token(Sha256::of(b"secret"), &host("h1"), Micros(0), Micros(100)).unwrap();
+    let unknown = Redemption { secret_sha256: Sha256::of(b"other"), ..redemption(b"k", 1) };
+    assert_eq!(s.redeem(&unknown).unwrap(), Err(TokenRefusal::Unknown));
+    let foreign = Redemption { host: host("h2"), ..redemption(b"k", 1) };
+    assert_eq!(s.redeem(&foreign).unwrap(), Err(TokenRefusal::WrongHost(host("h1"))));
+    assert_eq!(s.redeem(&redemption(b"k", 100)).unwrap(), Err(TokenRefusal::Expired));
+    assert_eq!(s.redeem(&redemption(b"k", 50)).unwrap(), Ok(()));
+    assert_eq!(s.redeem(&redemption(b"k", 60)).unwrap(), Ok(()), "a lost reply");
+    assert_eq!(s.redeem(&redemption(b"another", 60)).unwrap(), Err(TokenRefusal::Reused));
+    let certificate = CertificateRow {
+        sha256: Sha256::of(b"cert"),
+        host: host("h1"),
+        installation: InstallationId([1; 4]),
+        expires: Micros(1_000),
+        revoked: None,
+    };
+    s.add_certificate(&certificate, Micros(60)).unwrap();
+    assert_eq!(s.certificate(certificate.sha256).unwrap(), Some(certificate.clone()));
+    let hello = HelloRow {
+        installation: InstallationId([1; 4]),
+        facts: facts(),
+        agent_version: "1".into(),
+        agent_sha256: Sha256::of(b"a"),
+    };
+    assert_eq!(s.welcomed(&host("h1"), &hello, Micros(70)).unwrap(), Generation(1));
+    assert_eq!(s.next_generation(&host("h1")).unwrap(), Generation(2));
+    assert_eq!(s.welcomed(&host("h1"), &hello, Micros(71)).unwrap(), Generation(2));
+
+    // Registrations are append-only.
+    assert!(!s.add_registration(&registration, "other text").unwrap());
+    assert_eq!(s.spec_of(registration.sha256).unwrap().unwrap(), "the spec");
+    assert_eq!(s.registrations(Some(registration.experiment.id)).unwrap(), vec![registration.clone()]);
+    assert!(s.registrations(Some("EXP-999".parse().unwrap())).unwrap().is_empty());
+
+    // Evidence: each record once, in order, late ones marked.
+    let (run, h1) = (RunId([1; 6]), host("h1"));
+    let r = |seq, generation| record(&registration, seq, generation);
+    assert_eq!(s.commit_evidence(run, &h1, Generation(2), &[r(1, 2), r(2, 2)], Micros(80)).unwrap(), 2);
+    assert_eq!(s.commit_evidence(run, &h1, Generation(2), &[r(1, 2), r(2, 2), r(3, 1)], Micros(81)).unwrap(), 3);
+    assert_eq!(s.commit_evidence(run, &h1, Generation(2), &[r(5, 2)], Micros(82)).unwrap(), 3, "a gap");
+    let rows = s.evidence(run, &h1, 0, 100).unwrap();
+    assert_eq!(rows.iter().map(|e| (e.record.seq, e.late)).collect::<Vec<_>>(), [(1, false), (2, false), (3, true)]);
+    assert_eq!(rows[1].record, r(2, 2));
+    assert_eq!(s.evidence(run, &h1, 1, 1).unwrap().len(), 1);
+    assert_eq!(s.acked(run, &h1).unwrap(), 3);
+    assert_eq!(s.acked(run, &host("h2")).unwrap(), 0);
+
+    // State and events in one transaction, under the generation that was read.
+    let note = |text: &str| Note { kind: "k".into(), host: Some(h1.clone()), text: text.into() };
+    assert_eq!(s.run(run).unwrap().unwrap().generation, 1);
+    state.phase = Phase::Preflight;
+    s.save_run(&state, 1, &[note("one"), note("two")], Micros(90)).unwrap();
+    let lost = s.save_run(&state, 1, &[note("never")], Micros(91)).unwrap_err();
+    assert!(matches!(lost, StoreError::Conflict { held: 2, expected: 1, .. }), "{lost}");
+    let events = s.events(run, 1, 10).unwrap();
+    assert_eq!(events.iter().map(|e| (e.number, e.note.text.as_str())).collect::<Vec<_>>(), [(2, "one"), (3, "two")]);
+
+    // Another life of the coordinator.
+    drop(s);
+    let mut s = open();
+    assert_eq!(s.run(run).unwrap().unwrap().state, state);
+    assert_eq!(s.acked(run, &h1).unwrap(), 3);
+    state.phase = Phase::Closed { verdict: Verdict::Pass };
+    s.save_run(&state, 2, &[], Micros(95)).unwrap();
+    assert_eq!(s.runs(Some(registration.experiment.id)).unwrap()[0].state.verdict(), Some(Verdict::Pass));
+
+    let workload = WorkloadRow {
+        sha256: Sha256::of(b"w"),
+        name: "minimal".parse().unwrap(),
+        bytes: 1,
+        files: 2,
+        added: Micros(1),
+    };
+    assert!(s.add_workload(&workload).unwrap());
+    assert!(!s.add_workload(&workload).unwrap());
+    assert_eq!(s.workloads().unwrap(), [workload]);
+    for i in 0..3 {
+        let row = AuditRow { at: Micros(i), actor: "operator".into(), action: "a".into(), detail: i.to_string() };
+        s.add_audit(&row).unwrap();
+    }
+    assert_eq!(s.audits(2).unwrap().iter().map(|a| a.detail.as_str()).collect::<Vec<_>>(), ["1", "2"]);
+
+    // A release revokes, and a host taken back is another generation.
+    s.release_host(&h1, Micros(200)).unwrap();
+    assert!(s.certificate(certificate.sha256).unwrap().unwrap().revoked.is_some());
+    assert_eq!(s.redeem(&redemption(b"k", 60)).unwrap(), Err(TokenRefusal::Released));
+    assert!(matches!(s.release_host(&h1, Micros(201)), Err(StoreError::Missing { .. })));
+    s.add_host(&h1, "metal", Ownership::Adopted, Micros(300)).unwrap();
+    assert_eq!(s.host(&h1).unwrap().unwrap().generation, Generation(3));
+}
+
+#[test]
+fn sqlite_keeps_the_contract() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.sqlite3");
+    contract(|| Box::new(SqliteStore::open(&path).unwrap()));
+}
+
+#[test]
+fn a_backup_is_a_store_and_never_overwrites() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut s = SqliteStore::open(&folder.path().join("a")).unwrap();
+    with_run(&mut s);
+    let to = folder.path().join("b");
+    s.backup(&to).unwrap();
+    assert_eq!(SqliteStore::open(&to).unwrap().runs(None).unwrap().len(), 1);
+    assert!(s.backup(&to).is_err());
+}
+
+#[test]
+fn nothing_is_deleted_and_evidence_is_not_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a");
+    let mut s = SqliteStore::open(&path).unwrap();
+    let (registration, _) = with_run(&mut s);
+    s.commit_evidence(RunId([1; 6]), &host("h1"), Generation(1), &[record(&registration, 1, 1)], Micros(1)).unwrap();
+    let c = rusqlite::Connection::open(&path).unwrap();
+    for table in ["host", "registration", "run", "run_event", "evidence"] {
+        assert!(c.execute(&format!("DELETE FROM {table}"), []).is_err(), "{table}");
+    }
+    assert!(c.execute("UPDATE evidence SET record = '{}'", []).is_err());
+    assert!(c.execute("UPDATE registration SET canonical = '{}'", []).is_err());
+}
+
+#[test]
+fn a_store_of_a_newer_program_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a");
+    drop(SqliteStore::open(&path).unwrap());
+    rusqlite::Connection::open(&path).unwrap().execute("INSERT INTO migration VALUES ('9999_later')", []).unwrap();
+    assert!(matches!(SqliteStore::open(&path), Err(StoreError::TooNew { .. })));
+    let garbage = folder.path().join("b");
+    std::fs::write(&garbage, b"this is not a database, it is a text file of some length").unwrap();
+    assert!(matches!(SqliteStore::open(Path::new(&garbage)), Err(StoreError::Open { .. })));
+}

@@ -1,0 +1,211 @@
+//! The store: what must survive the coordinator.
+//!
+//! Owns rows and transactions. Knows no policy: states and verdicts are handed in. One trait, so that a second backend
+//! passes the same contract suite (`contract`); SQLite is the one there is. All access goes through one writer thread
+//! ([`StoreHandle`]), so a transaction never meets another.
+//!
+//! **Invariant:** a run's state and the events that led to it are written in one transaction, under the generation that
+//! was read; a writer that lost the race is told.
+//! **Invariant:** nothing is deleted; registrations, evidence, events and the audit trail are never changed.
+
+#[cfg(test)]
+mod contract;
+mod handle;
+mod sqlite;
+mod sqlite_runs;
+
+use std::path::{Path, PathBuf};
+
+use drums_common::{
+    clock::Micros,
+    digest::Sha256,
+    evidence::Record,
+    experiment::Registration,
+    ids::{ExperimentId, Generation, HostId, InstallationId, RunId, WorkloadName},
+    machine::HostFacts,
+};
+
+pub use handle::StoreHandle;
+pub use sqlite::SqliteStore;
+
+use crate::{
+    core::run::{Note, RunState},
+    net::ports::{Redemption, TokenRefusal},
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("cannot open the store {path}")]
+    Open {
+        path: PathBuf,
+        #[source]
+        source: rusqlite::Error,
+    },
+    #[error("the store {path} was made by a newer version of this program (migration {found}); use that version")]
+    TooNew { path: PathBuf, found: String },
+    #[error("cannot bring the store up to date (migration {name})")]
+    Migrate {
+        name: &'static str,
+        #[source]
+        source: rusqlite::Error,
+    },
+    #[error("the store cannot {attempt}")]
+    Sql {
+        attempt: &'static str,
+        #[source]
+        source: rusqlite::Error,
+    },
+    #[error("the store holds a {what} that cannot be read: {got}")]
+    Corrupt { what: &'static str, got: String },
+    #[error("the run {run} was changed by another writer (generation {held}, expected {expected})")]
+    Conflict { run: RunId, held: u32, expected: u32 },
+    #[error("there is a host {0} already")]
+    HostExists(HostId),
+    #[error("there is no {what} {id}")]
+    Missing { what: &'static str, id: String },
+    #[error("the store has been closed")]
+    Closed,
+}
+
+/// An adopted host is released and restored; no code path can end one. Hosts that were launched, and must die, come with
+/// their providers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ownership {
+    Adopted,
+    Owned,
+}
+
+#[derive(Clone, Debug)]
+pub struct HostRow {
+    pub host: HostId,
+    pub ownership: Ownership,
+    /// `sandbox`, `ec2`, `metal` or `mac`.
+    pub kind: String,
+    pub added: Micros,
+    pub released: Option<Micros>,
+    pub installation: Option<InstallationId>,
+    pub facts: Option<HostFacts>,
+    pub agent_version: Option<String>,
+    pub agent_sha256: Option<Sha256>,
+    pub welcomed: Option<Micros>,
+    pub generation: Generation,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateRow {
+    pub sha256: Sha256,
+    pub host: HostId,
+    pub installation: InstallationId,
+    pub expires: Micros,
+    pub revoked: Option<Micros>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkloadRow {
+    pub sha256: Sha256,
+    pub name: WorkloadName,
+    pub bytes: u64,
+    pub files: u64,
+    pub added: Micros,
+}
+
+/// What a host's hello told.
+#[derive(Clone, Debug)]
+pub struct HelloRow {
+    pub installation: InstallationId,
+    pub facts: HostFacts,
+    pub agent_version: String,
+    pub agent_sha256: Sha256,
+}
+
+#[derive(Clone, Debug)]
+pub struct RunRow {
+    pub state: RunState,
+    /// Counts the writes to this row.
+    pub generation: u32,
+    pub experiment: ExperimentId,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventRow {
+    pub number: u64,
+    pub at: Micros,
+    pub note: Note,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvidenceRow {
+    pub record: Record,
+    pub received: Micros,
+    pub late: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditRow {
+    pub at: Micros,
+    pub actor: String,
+    pub action: String,
+    pub detail: String,
+}
+
+/// Every method is one transaction.
+pub trait Store: Send {
+    /// The value under `key`; `value` is stored first if there was none.
+    fn meta_or(&mut self, key: &str, value: &str) -> Result<String, StoreError>;
+
+    fn hosts(&mut self) -> Result<Vec<HostRow>, StoreError>;
+    fn host(&mut self, host: &HostId) -> Result<Option<HostRow>, StoreError>;
+    /// A new host, or a released one taken back.
+    fn add_host(&mut self, host: &HostId, kind: &str, ownership: Ownership, now: Micros) -> Result<(), StoreError>;
+    /// Marks it released and revokes its certificates.
+    fn release_host(&mut self, host: &HostId, now: Micros) -> Result<(), StoreError>;
+    fn welcomed(&mut self, host: &HostId, hello: &HelloRow, now: Micros) -> Result<Generation, StoreError>;
+    fn set_facts(&mut self, host: &HostId, facts: &HostFacts) -> Result<(), StoreError>;
+    /// Fences what was given to the host so far.
+    fn next_generation(&mut self, host: &HostId) -> Result<Generation, StoreError>;
+
+    fn add_token(&mut self, secret: Sha256, host: &HostId, now: Micros, expires: Micros) -> Result<(), StoreError>;
+    fn redeem(&mut self, redemption: &Redemption) -> Result<Result<(), TokenRefusal>, StoreError>;
+    fn add_certificate(&mut self, row: &CertificateRow, now: Micros) -> Result<(), StoreError>;
+    fn certificate(&mut self, sha256: Sha256) -> Result<Option<CertificateRow>, StoreError>;
+
+    /// False if it was there already.
+    fn add_workload(&mut self, row: &WorkloadRow) -> Result<bool, StoreError>;
+    /// In order of arrival.
+    fn workloads(&mut self) -> Result<Vec<WorkloadRow>, StoreError>;
+
+    /// False if this very registration was there already.
+    fn add_registration(&mut self, registration: &Registration, spec: &str) -> Result<bool, StoreError>;
+    fn registration(&mut self, sha256: Sha256) -> Result<Option<Registration>, StoreError>;
+    /// All of an experiment, or all there are, latest last.
+    fn registrations(&mut self, experiment: Option<ExperimentId>) -> Result<Vec<Registration>, StoreError>;
+    fn spec_of(&mut self, sha256: Sha256) -> Result<Option<String>, StoreError>;
+
+    fn create_run(&mut self, state: &RunState, notes: &[Note], now: Micros) -> Result<(), StoreError>;
+    /// Compare and set on the row's generation.
+    fn save_run(&mut self, state: &RunState, expected: u32, notes: &[Note], now: Micros) -> Result<(), StoreError>;
+    fn run(&mut self, run: RunId) -> Result<Option<RunRow>, StoreError>;
+    /// In order of creation.
+    fn runs(&mut self, experiment: Option<ExperimentId>) -> Result<Vec<RunRow>, StoreError>;
+    fn events(&mut self, run: RunId, after: u64, limit: u32) -> Result<Vec<EventRow>, StoreError>;
+
+    /// Stores what follows on what is there; repeats are left out, and so is everything after a gap. Returns the highest
+    /// number up to which all are stored.
+    fn commit_evidence(
+        &mut self,
+        run: RunId,
+        host: &HostId,
+        current: Generation,
+        records: &[Record],
+        now: Micros,
+    ) -> Result<u64, StoreError>;
+    fn acked(&mut self, run: RunId, host: &HostId) -> Result<u64, StoreError>;
+    fn evidence(&mut self, run: RunId, host: &HostId, after: u64, limit: u32) -> Result<Vec<EvidenceRow>, StoreError>;
+
+    fn add_audit(&mut self, row: &AuditRow) -> Result<(), StoreError>;
+    /// The latest `limit`, oldest first.
+    fn audits(&mut self, limit: u32) -> Result<Vec<AuditRow>, StoreError>;
+
+    /// A consistent copy of everything, into a file that must not exist.
+    fn backup(&mut self, to: &Path) -> Result<(), StoreError>;
+}

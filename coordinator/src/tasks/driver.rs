@@ -1,0 +1,571 @@
+//! The driver: the only one that changes runs.
+//!
+//! Woken by evidence, connections, requests and a timer, it looks at everything again: folds committed evidence into the
+//! states, counts leases, lets runs start, asks the analysis, and sends each connected host its order when that differs.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use drums_analysis::{self as analysis, RunMeta};
+use drums_common::{
+    clock::Micros,
+    evidence::Record,
+    experiment::Registration,
+    failure::{Failure, FailureClass},
+    ids::{Generation, HostId, RunId},
+    lease::Health,
+    telemetry::chain,
+    verdict::Verdict,
+};
+use tokio::sync::{mpsc, watch};
+
+use super::{
+    Control,
+    requests::{NewRun, Request},
+};
+use crate::{
+    core::{
+        desired::{self, RunOfHost},
+        placement::{self, Candidate},
+        run::{Denied, Ending, Event, Observed, Pending, RunState},
+    },
+    net::ports::Order,
+    store::{RunRow, Store, StoreError, StoreHandle},
+};
+
+/// Leases, deadlines and unwinding are looked at this often, whatever else happens.
+const TICK: Duration = Duration::from_millis(500);
+/// Records read from the store in one go.
+const PAGE: u32 = 1_000;
+
+/// A run that is live, or closed with hosts that have not reported their teardown.
+struct Active {
+    row: RunRow,
+    registration: Arc<Registration>,
+    /// The analysis of it runs on another thread.
+    asking: bool,
+}
+
+pub(super) struct Driver {
+    control: Arc<Control>,
+    queue: mpsc::Receiver<Request>,
+    runs: Vec<Active>,
+    answers: mpsc::Receiver<(RunId, Event)>,
+    answer: mpsc::Sender<(RunId, Event)>,
+}
+
+fn unsettled(state: &RunState) -> bool {
+    state.live() || (state.started.is_some() && state.hosts.iter().any(|h| h.teardown.is_none()))
+}
+
+fn failure(e: &StoreError) -> Failure {
+    Failure::new(FailureClass::Transient, "store", chain(e), "see the coordinator's log and try again")
+}
+
+impl Driver {
+    pub(super) async fn load(control: Arc<Control>, queue: mpsc::Receiver<Request>) -> Result<Self, StoreError> {
+        let (rows, hosts) = control.store.call(|s| Ok((s.runs(None)?, s.hosts()?))).await?;
+        let (answer, answers) = mpsc::channel(16);
+        let mut driver = Self { control, queue, runs: Vec::new(), answers, answer };
+        for row in rows.into_iter().filter(|r| unsettled(&r.state)) {
+            driver.adopt(row).await?;
+        }
+        let mut leases = driver.control.leases();
+        for host in hosts.into_iter().filter(|h| h.released.is_none() && h.welcomed.is_some()) {
+            leases.expect(host.host, host.generation);
+        }
+        drop(leases);
+        let live = driver.runs.iter().filter(|r| r.row.state.live()).count();
+        if live > 0 {
+            tracing::info!(runs = live, "going on with the runs that were there");
+        }
+        Ok(driver)
+    }
+
+    async fn adopt(&mut self, row: RunRow) -> Result<(), StoreError> {
+        let sha = row.state.registration;
+        let (run, hosts) = (row.state.id, row.state.hosts.iter().map(|h| h.host.clone()).collect::<Vec<_>>());
+        let (registration, acked) = self
+            .control
+            .store
+            .call(move |s| {
+                let registration = s
+                    .registration(sha)?
+                    .ok_or_else(|| StoreError::Missing { what: "registration", id: sha.to_string() })?;
+                let acked =
+                    hosts.into_iter().map(|h| Ok((s.acked(run, &h)?, h))).collect::<Result<Vec<_>, StoreError>>()?;
+                Ok((registration, acked))
+            })
+            .await?;
+        let mut map = self.control.acked_map();
+        for (through, host) in acked {
+            map.insert((run, host), through);
+        }
+        drop(map);
+        self.runs.push(Active { row, registration: Arc::new(registration), asking: false });
+        Ok(())
+    }
+
+    pub(super) async fn run(mut self, mut shutdown: watch::Receiver<bool>) {
+        let mut timer = tokio::time::interval(TICK);
+        timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        enum Woken {
+            Request(Option<Request>),
+            Answer(RunId, Event),
+            Look,
+            Down,
+        }
+        loop {
+            // All branches are cancel-safe; what was received is dealt with outside.
+            let woken = tokio::select! {
+                request = self.queue.recv() => Woken::Request(request),
+                Some((run, event)) = self.answers.recv() => Woken::Answer(run, event),
+                () = self.control.wake.notified() => Woken::Look,
+                _ = timer.tick() => Woken::Look,
+                _ = shutdown.wait_for(|down| *down) => Woken::Down,
+            };
+            match woken {
+                Woken::Request(Some(request)) => self.request(request).await,
+                Woken::Answer(run, event) => {
+                    if let Some(active) = self.runs.iter_mut().find(|r| r.row.state.id == run) {
+                        active.asking = false;
+                    }
+                    self.event(run, &event).await;
+                }
+                Woken::Look => {}
+                Woken::Request(None) | Woken::Down => break,
+            }
+            self.reconcile().await;
+        }
+    }
+
+    async fn request(&mut self, request: Request) {
+        match request {
+            Request::Connected { host, generation, reply } => {
+                let order = Order::Desired(self.desired(&host, generation));
+                let (sender, receiver) = watch::channel(order);
+                // The sender of an older connection goes, and ends it.
+                self.control.links().insert(host, sender);
+                self.control.changed();
+                let _ = reply.send(receiver);
+            }
+            Request::HostRefused { host, run, failure } => {
+                self.event(run, &Event::Refused { host, why: failure.to_string() }).await;
+            }
+            Request::Create { new, reply } => {
+                let result = self.create(new).await;
+                let _ = reply.send(result);
+            }
+            Request::Cancel { run, by, reply } => {
+                let result = self.cancel(run, by).await;
+                let _ = reply.send(result);
+            }
+            Request::Release { host, by, reply } => {
+                let result = self.release(host, by).await;
+                let _ = reply.send(result);
+            }
+        }
+    }
+
+    /// Looks at everything once.
+    async fn reconcile(&mut self) {
+        self.fold_evidence().await;
+        self.count_leases().await;
+        self.start_runs().await;
+        let ids: Vec<RunId> = self.runs.iter().map(|r| r.row.state.id).collect();
+        for id in ids {
+            self.event(id, &Event::Tick).await;
+        }
+        self.ask_analysis();
+        self.runs.retain(|r| unsettled(&r.row.state));
+        self.send_orders();
+    }
+
+    /// Steps a run and stores the result. True if it changed.
+    async fn event(&mut self, run: RunId, event: &Event) -> bool {
+        self.events(run, std::slice::from_ref(event)).await
+    }
+
+    async fn events(&mut self, run: RunId, events: &[Event]) -> bool {
+        let now = self.control.now();
+        let Some(active) = self.runs.iter_mut().find(|r| r.row.state.id == run) else { return false };
+        let mut state = active.row.state.clone();
+        let mut notes = Vec::new();
+        for event in events {
+            match state.step(&active.registration.experiment, event, now) {
+                Ok(t) => {
+                    state = t.next;
+                    notes.extend(t.notes);
+                }
+                // A host that is lost twice, a cancel of a run that ends: nothing to do.
+                Err(Denied::Closed | Denied::Ending) => {}
+                Err(e) => tracing::warn!(run = %run, error = %e, "an event did not fit the run"),
+            }
+        }
+        if state == active.row.state {
+            return false;
+        }
+        for n in &notes {
+            tracing::info!(run = %run, host = n.host.as_ref().map(tracing::field::display), kind = n.kind, "{}", n.text);
+        }
+        let (saved, expected, written) = (state.clone(), active.row.generation, notes);
+        let stored = self.control.store.call(move |s| s.save_run(&saved, expected, &written, now)).await;
+        match stored {
+            Ok(()) => {
+                active.row.state = state;
+                active.row.generation += 1;
+                self.control.changed();
+                true
+            }
+            Err(e) => {
+                // Nothing in memory changed either: the next look tries again from what is stored.
+                tracing::error!(run = %run, error = chain(&e), "a run's state was not stored");
+                false
+            }
+        }
+    }
+
+    async fn fold_evidence(&mut self) {
+        let mut work = Vec::new();
+        {
+            let acked = self.control.acked_map();
+            for active in &self.runs {
+                for h in &active.row.state.hosts {
+                    let committed = acked.get(&(active.row.state.id, h.host.clone())).copied().unwrap_or(0);
+                    if committed > h.applied_seq {
+                        work.push((active.row.state.id, h.host.clone(), h.applied_seq));
+                    }
+                }
+            }
+        }
+        for (run, host, mut after) in work {
+            loop {
+                let of = host.clone();
+                let rows = match self.control.store.call(move |s| s.evidence(run, &of, after, PAGE)).await {
+                    Ok(rows) => rows,
+                    Err(e) => {
+                        tracing::error!(run = %run, host = %host, error = chain(&e), "evidence was not read");
+                        break;
+                    }
+                };
+                let Some(last) = rows.last().map(|r| r.record.seq) else { break };
+                let events: Vec<Event> = rows
+                    .iter()
+                    .map(|r| Event::Evidence {
+                        host: host.clone(),
+                        seq: r.record.seq,
+                        body: Observed::from(&r.record.body),
+                        late: r.late,
+                    })
+                    .collect();
+                if !self.events(run, &events).await {
+                    break;
+                }
+                after = last;
+            }
+        }
+    }
+
+    /// Hosts that were silent for a whole life lease are lost to their runs, and fenced.
+    async fn count_leases(&mut self) {
+        let now = self.control.clock.boottime();
+        let mut lost = Vec::new();
+        {
+            let leases = self.control.leases();
+            for active in self.runs.iter().filter(|r| r.row.state.live()) {
+                for h in active.row.state.hosts.iter().filter(|h| !h.lost && h.teardown.is_none()) {
+                    let fenced = leases.get(&h.host).is_some_and(|l| l.generation > h.generation);
+                    if fenced || matches!(leases.health(&h.host, now), Some(Health::Lost { .. })) {
+                        lost.push((active.row.state.id, h.host.clone(), fenced));
+                    }
+                }
+            }
+        }
+        for (run, host, fenced) in lost {
+            let started = self.runs.iter().any(|r| r.row.state.id == run && r.row.state.started.is_some());
+            if !started {
+                continue;
+            }
+            if !self.event(run, &Event::HostLost { host: host.clone() }).await || fenced {
+                continue;
+            }
+            tracing::warn!(host = %host, run = %run, "host lost: its life lease ended");
+            let of = host.clone();
+            match self.control.store.call(move |s| s.next_generation(&of)).await {
+                Ok(generation) => tracing::info!(host = %host, generation = %generation, "host fenced"),
+                Err(e) => tracing::error!(host = %host, error = chain(&e), "a lost host was not fenced"),
+            }
+            // Whatever connection it has left is of the old generation.
+            self.control.links().remove(&host);
+        }
+    }
+
+    async fn start_runs(&mut self) {
+        let states: Vec<RunState> = self.runs.iter().map(|r| r.row.state.clone()).collect();
+        for (i, state) in states.iter().enumerate() {
+            let waiting = state.started.is_none() && state.ending.is_none() && state.live();
+            let earlier: Vec<&RunState> = states[..i].iter().collect();
+            if waiting && placement::machines_free(state, &earlier) {
+                self.event(state.id, &Event::Started).await;
+            }
+        }
+    }
+
+    fn ask_analysis(&mut self) {
+        let now = self.control.now();
+        for active in &mut self.runs {
+            let Some(pending) = active.row.state.pending(now) else { continue };
+            if active.asking {
+                continue;
+            }
+            active.asking = true;
+            let (control, registration, state) =
+                (self.control.clone(), active.registration.clone(), active.row.state.clone());
+            let answer = self.answer.clone();
+            tokio::spawn(async move {
+                let run = state.id;
+                let event = answered(&control, registration, state, pending).await;
+                // Fails only when the driver is gone; the next one asks again.
+                let _ = answer.send((run, event)).await;
+            });
+        }
+    }
+
+    fn desired(&self, host: &HostId, generation: Generation) -> drums_common::wire::latest::Desired {
+        let acked = self.control.acked_map();
+        let runs: Vec<RunOfHost<'_>> = self
+            .runs
+            .iter()
+            .map(|r| RunOfHost {
+                state: &r.row.state,
+                registration: &r.registration,
+                acked_seq: acked.get(&(r.row.state.id, host.clone())).copied().unwrap_or(0),
+            })
+            .collect();
+        desired::desired(host, generation, &runs, self.control.now())
+    }
+
+    fn send_orders(&self) {
+        let hosts: Vec<HostId> = self.control.links().keys().cloned().collect();
+        for host in hosts {
+            let generation = self.control.leases().get(&host).map(|l| l.generation).unwrap_or_default();
+            let new = self.desired(&host, generation);
+            let mut links = self.control.links();
+            let Some(link) = links.get(&host) else { continue };
+            if link.is_closed() {
+                links.remove(&host);
+                continue;
+            }
+            link.send_if_modified(|order| match order {
+                Order::Desired(old) if desired::differs(old, &new) => {
+                    *old = new;
+                    true
+                }
+                _ => false,
+            });
+        }
+    }
+
+    async fn create(&mut self, new: NewRun) -> Result<RunState, Failure> {
+        let now = self.control.now();
+        let experiment = new.experiment;
+        let (registrations, runs, hosts) = self
+            .control
+            .store
+            .call(move |s| Ok((s.registrations(Some(experiment))?, s.runs(Some(experiment))?, s.hosts()?)))
+            .await
+            .map_err(|e| failure(&e))?;
+        let registration = match new.registration {
+            Some(sha) => registrations.into_iter().find(|r| r.sha256 == sha),
+            None => registrations.into_iter().next_back(),
+        };
+        let registration = registration.ok_or_else(|| {
+            Failure::refused(
+                "not-registered",
+                format!("{experiment} is not registered here"),
+                "drumsctl register SPEC stores it before anything runs",
+            )
+        })?;
+        let e = &registration.experiment;
+        let made = runs.iter().filter(|r| r.state.registration == registration.sha256).count() as u32;
+        if made >= e.design.max_runs {
+            let message =
+                format!("{experiment} allows {} runs of this registration and they were made", e.design.max_runs);
+            let help = "all of them count; another question is another registration (drumsctl register --amend)";
+            return Err(Failure::refused("max-runs", message, help));
+        }
+        if let Some(at) = e.not_after.filter(|at| *at <= now) {
+            let message = format!("{experiment} allows no run after {}", utc(at));
+            return Err(Failure::refused("deadline-past", message, "register a later version with --amend"));
+        }
+        if let Some(until) = new.until.filter(|u| *u <= now) {
+            let message = format!("the deadline {} is in the past", utc(until));
+            return Err(Failure::refused("deadline-past", message, "give a time to come, in UTC"));
+        }
+        let candidates: Vec<Candidate> = hosts
+            .iter()
+            .filter(|h| h.released.is_none())
+            .map(|h| Candidate {
+                host: h.host.clone(),
+                connected: self.control.connected(&h.host),
+                facts: h.facts.clone(),
+            })
+            .collect();
+        let chosen = placement::place(e, &candidates)?;
+        let placed = chosen
+            .into_iter()
+            .filter_map(|host| {
+                let row = hosts.iter().find(|h| h.host == host)?;
+                Some((host, row.facts.as_ref()?.identity.clone(), row.generation))
+            })
+            .collect();
+        let t = RunState::place(RunId(rand::random()), registration.sha256, made + 1, new.until, placed, now);
+        let (state, notes) = (t.next.clone(), t.notes);
+        self.control.store.call(move |s| s.create_run(&state, &notes, now)).await.map_err(|e| failure(&e))?;
+        self.control
+            .audit(&new.by, "run", format!("{} of {experiment}, run {} of {}", t.next.id, made + 1, e.design.max_runs))
+            .await;
+        tracing::info!(run = %t.next.id, experiment = %experiment, "run made");
+        let row = RunRow { state: t.next.clone(), generation: 1, experiment };
+        self.runs.push(Active { row, registration: Arc::new(registration), asking: false });
+        self.control.changed();
+        Ok(t.next)
+    }
+
+    async fn cancel(&mut self, run: RunId, by: String) -> Result<RunState, Failure> {
+        let stored = self.control.store.call(move |s| s.run(run)).await.map_err(|e| failure(&e))?;
+        let stored = stored.ok_or_else(|| {
+            Failure::refused("no-such-run", format!("there is no run {run}"), "drumsctl runs lists them")
+        })?;
+        if let Some(verdict) = stored.state.verdict() {
+            let message = format!("run {run} is closed already: {verdict}");
+            return Err(Failure::refused("closed", message, "a closed run stays what it is"));
+        }
+        self.event(run, &Event::Cancel { by: by.clone() }).await;
+        self.control.audit(&by, "cancel", run.to_string()).await;
+        let state = self.runs.iter().find(|r| r.row.state.id == run).map(|r| r.row.state.clone());
+        Ok(state.unwrap_or(stored.state))
+    }
+
+    async fn release(&mut self, host: HostId, by: String) -> Result<(), Failure> {
+        let busy = self.runs.iter().find(|r| r.row.state.live() && r.row.state.host(&host).is_some());
+        if let Some(run) = busy {
+            let message = format!("host {host} is part of {}", run.row.state.id);
+            return Err(Failure::refused("busy", message, "cancel the run or wait for its end, then release"));
+        }
+        let (of, now) = (host.clone(), self.control.now());
+        self.control.store.call(move |s| s.release_host(&of, now)).await.map_err(|e| match e {
+            StoreError::Missing { .. } => {
+                Failure::refused("no-such-host", format!("there is no host {host}"), "drumsctl fleet lists them")
+            }
+            e => failure(&e),
+        })?;
+        let link = self.control.links().remove(&host);
+        if let Some(link) = link {
+            // Its connection sees the order, tells the agent, and then that we are gone.
+            link.send_replace(Order::Retire { reason: format!("host {host} was released") });
+        }
+        self.control.leases().forget(&host);
+        self.control.audit(&by, "release", format!("host {host}")).await;
+        self.control.changed();
+        Ok(())
+    }
+}
+
+fn utc(at: Micros) -> String {
+    jiff::Timestamp::from_microsecond(at.0).map_or_else(|_| at.to_string(), |t| format!("{t:.0}"))
+}
+
+/// What the analysis gets of a run: its meta data and every record.
+pub fn analysis_inputs(s: &mut dyn Store, state: &RunState) -> Result<(RunMeta, Vec<Record>), StoreError> {
+    let mut late: BTreeMap<HostId, std::collections::BTreeSet<u64>> = BTreeMap::new();
+    let mut records = Vec::new();
+    for h in &state.hosts {
+        let mut after = 0;
+        loop {
+            let rows = s.evidence(state.id, &h.host, after, PAGE)?;
+            let Some(last) = rows.last().map(|r| r.record.seq) else { break };
+            after = last;
+            for row in rows {
+                if row.late {
+                    late.entry(h.host.clone()).or_default().insert(row.record.seq);
+                }
+                records.push(row.record);
+            }
+        }
+    }
+    Ok((run_meta(state, late), records))
+}
+
+fn run_meta(state: &RunState, late: BTreeMap<HostId, std::collections::BTreeSet<u64>>) -> RunMeta {
+    use analysis::RunState as Meta;
+    let ended = match &state.ending {
+        None => Meta::Running,
+        Some(Ending::Done) => Meta::Complete,
+        Some(Ending::Cancelled { .. }) => Meta::Cancelled,
+        Some(Ending::Lost { .. }) => Meta::Lost,
+        Some(Ending::Deadline | Ending::Interrupted { .. } | Ending::Refused { .. }) => Meta::Incomplete,
+    };
+    let reason = match &state.ending {
+        None | Some(Ending::Done) => String::new(),
+        Some(ending) => ending.in_words(),
+    };
+    RunMeta { run: state.id, number: state.number, state: ended, reason, late }
+}
+
+/// Reads a run's evidence and asks the analysis, off the driver's task.
+async fn answered(control: &Control, registration: Arc<Registration>, state: RunState, pending: Pending) -> Event {
+    let inputs = inputs(&control.store, &state).await;
+    let (meta, records) = match inputs {
+        Ok(inputs) => inputs,
+        Err(e) => {
+            tracing::error!(run = %state.id, error = chain(&e), "evidence was not read; it will be tried again");
+            return Event::Tick;
+        }
+    };
+    let computed = tokio::task::spawn_blocking(move || match pending {
+        Pending::FindVoids => Event::Voids(voids(&registration, meta, &records)),
+        Pending::Analyse => {
+            let summary = analysis::analyse(&registration, &[meta], &records).summary;
+            // The two enumerations name the same seven verdicts; a test holds them together.
+            let verdict = summary.verdict.as_str().parse().unwrap_or(Verdict::Invalid);
+            Event::Analysed { verdict }
+        }
+    });
+    match computed.await {
+        Ok(event) => event,
+        Err(e) => {
+            // A panic of the analysis must not keep a run open for ever: the evidence stays, and the verdict says that
+            // it could not be judged here.
+            tracing::error!(run = %state.id, error = %e, "the analysis failed");
+            match pending {
+                Pending::FindVoids => Event::Voids(Vec::new()),
+                Pending::Analyse => Event::Analysed { verdict: Verdict::Invalid },
+            }
+        }
+    }
+}
+
+async fn inputs(store: &StoreHandle, state: &RunState) -> Result<(RunMeta, Vec<Record>), StoreError> {
+    let state = state.clone();
+    store.call(move |s| analysis_inputs(s, &state)).await
+}
+
+/// Measured blocks that an environment gate voids.
+fn voids(registration: &Registration, mut meta: RunMeta, records: &[Record]) -> Vec<(HostId, u32)> {
+    // Every block ended, as the caller knows: judged as if the run were over.
+    meta.state = analysis::RunState::Complete;
+    let metas = [meta];
+    let (evidence, _) = analysis::collect::collect(registration, &metas, records);
+    evidence
+        .iter()
+        .map(|e| analysis::gates::judge(&registration.experiment, e))
+        .flat_map(|judged| {
+            judged
+                .blocks
+                .iter()
+                .filter(|b| matches!(b.fate, analysis::gates::BlockFate::Voided(_)))
+                .map(|b| (b.attempt.host.clone(), b.attempt.started.block))
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}

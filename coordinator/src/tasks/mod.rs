@@ -1,0 +1,153 @@
+//! The long-lived tasks: one driver owns the runs; [`Control`] is what the network and the API hold of it.
+//!
+//! ```text
+//! net (agents) ─ Ports ─▶ Control ─ evidence, tokens, audit ─▶ StoreHandle (one writer thread)
+//! api (operators) ──────▶    │ ── requests, wake-ups ────────▶ driver ─ step, save, order ─▶ watch per host ─▶ net
+//! ```
+//! Policy is in `core`; here is only what moves its inputs and outputs. Everything the driver does follows from the store
+//! and the leases, so a coordinator that was killed anywhere goes on.
+
+mod driver;
+mod ports;
+mod requests;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use drums_common::{
+    clock::{Clock, Micros, MonoMicros},
+    digest::Sha256,
+    ids::{HostId, InstallationId, RunId},
+    lease::{HostLeases, LeaseTimes},
+};
+use tokio::sync::{Notify, mpsc, watch};
+
+use crate::{
+    artifacts::Artifacts,
+    net::ports::Order,
+    store::{AuditRow, StoreError, StoreHandle},
+};
+
+pub use driver::analysis_inputs;
+pub use requests::{HostView, NewRun};
+
+/// Requests that wait for the driver; more make callers wait.
+const QUEUE: usize = 256;
+
+/// Shared between the driver, the network and the API.
+pub struct Control {
+    pub store: StoreHandle,
+    pub artifacts: Artifacts,
+    pub clock: Arc<dyn Clock>,
+    pub installation: InstallationId,
+    pub up_since: Micros,
+    leases: Mutex<HostLeases>,
+    links: Mutex<HashMap<HostId, watch::Sender<Order>>>,
+    /// How far evidence is committed, for hosts of runs that are not over.
+    acked: Mutex<HashMap<(RunId, HostId), u64>>,
+    requests: mpsc::Sender<requests::Request>,
+    wake: Notify,
+    /// Grows with every stored change of a run, for those who wait for one.
+    changes: watch::Sender<u64>,
+}
+
+impl Control {
+    /// Reads what is there and starts the driver, which ends after `shutdown` is true.
+    pub async fn start(
+        store: StoreHandle,
+        artifacts: Artifacts,
+        clock: Arc<dyn Clock>,
+        times: LeaseTimes,
+        shutdown: watch::Receiver<bool>,
+    ) -> Result<(Arc<Self>, tokio::task::JoinHandle<()>), StoreError> {
+        let drawn = InstallationId(rand::random()).to_string();
+        let installation = store.call(move |s| s.meta_or("installation", &drawn)).await?;
+        let installation = installation
+            .parse()
+            .map_err(|_| StoreError::Corrupt { what: "installation id", got: installation.clone() })?;
+        artifacts.sweep().await;
+        let (requests, queue) = mpsc::channel(QUEUE);
+        let control = Arc::new(Self {
+            leases: Mutex::new(HostLeases::new(times, clock.boottime())),
+            links: Mutex::default(),
+            acked: Mutex::default(),
+            requests,
+            wake: Notify::new(),
+            changes: watch::Sender::new(0),
+            up_since: clock.now(),
+            store,
+            artifacts,
+            clock,
+            installation,
+        });
+        let driver = driver::Driver::load(control.clone(), queue).await?;
+        let task = tokio::spawn(driver.run(shutdown));
+        Ok((control, task))
+    }
+
+    pub fn now(&self) -> Micros {
+        self.clock.now()
+    }
+
+    /// Something was stored: long polls look again when this changes.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|n| *n += 1);
+    }
+
+    fn leases(&self) -> MutexGuard<'_, HostLeases> {
+        // A panic while it was held leaves data that is whole: every method of the lease core is total.
+        self.leases.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn links(&self) -> MutexGuard<'_, HashMap<HostId, watch::Sender<Order>>> {
+        self.links.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn acked_map(&self) -> MutexGuard<'_, HashMap<(RunId, HostId), u64>> {
+        self.acked.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// True while a connection of the host is open.
+    pub fn connected(&self, host: &HostId) -> bool {
+        self.links().get(host).is_some_and(|l| !l.is_closed())
+    }
+
+    pub fn health(
+        &self,
+        host: &HostId,
+    ) -> Option<(drums_common::lease::Health, drums_common::lease::HostLease, MonoMicros)> {
+        let now = self.clock.boottime();
+        let leases = self.leases();
+        Some((leases.health(host, now)?, leases.get(host)?.clone(), now))
+    }
+
+    /// Writes the audit trail; a failure is logged, since the deed is done.
+    pub async fn audit(&self, actor: &str, action: &str, detail: String) {
+        let row = AuditRow { at: self.now(), actor: actor.to_owned(), action: action.to_owned(), detail };
+        if let Err(e) = self.store.call(move |s| s.add_audit(&row)).await {
+            tracing::error!(error = drums_common::telemetry::chain(&e), action, "the audit trail was not written");
+        }
+    }
+
+    fn audit_soon(&self, actor: &str, action: &str, detail: String) {
+        let row = AuditRow { at: self.now(), actor: actor.to_owned(), action: action.to_owned(), detail };
+        let taken = self.store.post(move |s| {
+            if let Err(e) = s.add_audit(&row) {
+                tracing::error!(error = drums_common::telemetry::chain(&e), "the audit trail was not written");
+            }
+        });
+        if !taken {
+            tracing::error!(action, "the audit trail was not written: the store is busy");
+        }
+    }
+
+    pub fn artifact_path(&self, sha256: Sha256) -> std::path::PathBuf {
+        self.artifacts.path(sha256)
+    }
+}

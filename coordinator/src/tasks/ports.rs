@@ -1,0 +1,187 @@
+//! What the network asks of us. No policy: rows, leases and wake-ups.
+
+use std::path::PathBuf;
+
+use drums_common::{
+    clock::{Micros, MonoMicros},
+    digest::Sha256,
+    failure::{Failure, FailureClass},
+    ids::{HostId, RunId},
+    machine::{HostFacts, MachineIdentity},
+    telemetry::chain,
+    wire::latest::{AgentHello, Beat, BeatAck, EvidenceAck, EvidenceBatch, Welcome},
+};
+
+use super::{Control, requests::Request};
+use crate::{
+    net::ports::{Accepted, Peer, Ports, Redemption, TokenRefusal, TokenStore},
+    store::{CertificateRow, HelloRow, StoreError},
+};
+
+fn store_failure(e: &StoreError) -> Failure {
+    Failure::new(FailureClass::Transient, "store", chain(e), "see the coordinator's log; the same will be tried again")
+}
+
+impl Ports for Control {
+    async fn machine_of(&self, host: &HostId) -> Option<MachineIdentity> {
+        let host = host.clone();
+        match self.store.call(move |s| s.host(&host)).await {
+            Ok(row) => row.filter(|r| r.released.is_none())?.facts.map(|f| f.identity),
+            Err(e) => {
+                tracing::error!(error = chain(&e), "the host's machine is not known");
+                None
+            }
+        }
+    }
+
+    async fn on_connect(&self, peer: &Peer, hello: AgentHello) -> Result<Accepted, Failure> {
+        let (host, certificate) = (peer.host.clone(), peer.certificate);
+        let found = self.store.call(move |s| Ok((s.host(&host)?, s.certificate(certificate)?))).await;
+        let (row, certificate) = found.map_err(|e| store_failure(&e))?;
+        let again = "drumsctl host add makes a new token";
+        let row = row
+            .ok_or_else(|| Failure::refused("no-such-host", format!("host {} is not known here", peer.host), again))?;
+        if row.released.is_some() {
+            return Err(Failure::refused("released", format!("host {} was released", peer.host), again));
+        }
+        match certificate {
+            None => {
+                let message = format!("this certificate of host {} was not issued by this home", peer.host);
+                return Err(Failure::refused("foreign-certificate", message, again));
+            }
+            Some(c) if c.revoked.is_some() => {
+                let message = format!("this certificate of host {} was revoked", peer.host);
+                return Err(Failure::refused("revoked", message, again));
+            }
+            Some(c) if c.expires <= self.now() => {
+                let message = format!("this certificate of host {} has expired", peer.host);
+                return Err(Failure::refused("expired", message, again));
+            }
+            Some(_) => {}
+        }
+        let hello_row = HelloRow {
+            installation: peer.installation,
+            facts: hello.facts,
+            agent_version: hello.agent_version,
+            agent_sha256: hello.agent_sha256,
+        };
+        let (host, now) = (peer.host.clone(), self.now());
+        let generation =
+            self.store.call(move |s| s.welcomed(&host, &hello_row, now)).await.map_err(|e| store_failure(&e))?;
+        let times = {
+            let mut leases = self.leases();
+            // The store hands generations out in order, so an older one cannot come after a newer one.
+            let _ = leases.welcomed(peer.host.clone(), generation, self.clock.boottime());
+            leases.times()
+        };
+        let orders = self.connect(peer.host.clone(), generation).await?;
+        tracing::info!(host = %peer.host, generation = %generation, "host connected");
+        let welcome = Welcome {
+            host: peer.host.clone(),
+            generation,
+            beat_ms: times.beat_ms,
+            dispatch_lease_ms: times.dispatch_ms,
+            life_lease_ms: times.life_ms,
+        };
+        Ok(Accepted { welcome, orders })
+    }
+
+    async fn facts(&self, peer: &Peer, facts: HostFacts) {
+        let host = peer.host.clone();
+        if let Err(e) = self.store.call(move |s| s.set_facts(&host, &facts)).await {
+            tracing::error!(host = %peer.host, error = chain(&e), "fresh facts were not stored");
+        }
+        self.changed();
+    }
+
+    async fn demand_refused(&self, peer: &Peer, run: RunId, failure: Failure) {
+        tracing::warn!(host = %peer.host, run = %run, error = %failure, "the host cannot meet a run's demand");
+        self.send(Request::HostRefused { host: peer.host.clone(), run, failure }).await;
+    }
+
+    async fn commit_evidence(&self, peer: &Peer, batch: EvidenceBatch) -> Result<EvidenceAck, Failure> {
+        let current = {
+            let mut leases = self.leases();
+            leases.heard(&peer.host, self.clock.boottime());
+            leases.get(&peer.host).map(|l| l.generation)
+        };
+        let Some(current) = current else {
+            return Err(Failure::new(FailureClass::Transient, "not-welcomed", "this host has not been welcomed", ""));
+        };
+        let (host, run, now) = (peer.host.clone(), batch.run, self.now());
+        let through = self
+            .store
+            .call(move |s| {
+                if s.run(run)?.is_none_or(|r| r.state.host(&host).is_none()) {
+                    return Err(StoreError::Missing { what: "run of this host", id: run.to_string() });
+                }
+                s.commit_evidence(run, &host, current, &batch.records, now)
+            })
+            .await
+            .map_err(|e| match e {
+                StoreError::Missing { .. } => Failure::new(
+                    FailureClass::Permanent,
+                    "no-such-run",
+                    format!("there is no run {run} with host {} here", peer.host),
+                    "was the home restored from an older backup?",
+                ),
+                e => store_failure(&e),
+            })?;
+        self.acked_map().insert((run, peer.host.clone()), through);
+        self.wake.notify_one();
+        Ok(EvidenceAck { run, through_seq: through })
+    }
+
+    fn beat(&self, peer: &Peer, beat: &Beat, received: MonoMicros) -> Option<BeatAck> {
+        self.leases().beat(&peer.host, beat, received)
+    }
+
+    fn disconnected(&self, peer: &Peer, reason: &str) {
+        tracing::info!(host = %peer.host, reason, "host disconnected");
+        self.wake.notify_one();
+        self.changed();
+    }
+
+    async fn artifact(&self, sha256: Sha256) -> Result<PathBuf, Failure> {
+        if self.artifacts.has(sha256).await {
+            return Ok(self.artifact_path(sha256));
+        }
+        let message = format!("artifact {sha256} is not in this home");
+        Err(Failure::new(FailureClass::Permanent, "no-such-artifact", message, "drumsctl workload add DIR stores it"))
+    }
+
+    fn report(&self, host: Option<&HostId>, failure: &Failure) {
+        let who = host.map_or_else(|| "an unknown peer".to_owned(), |h| format!("host {h}"));
+        tracing::warn!(peer = who, error = %failure, "a peer was refused");
+        self.audit_soon(&who, "refused", failure.to_string());
+    }
+}
+
+impl TokenStore for Control {
+    async fn redeem(&self, redemption: Redemption) -> Result<(), TokenRefusal> {
+        match self.store.call(move |s| s.redeem(&redemption)).await {
+            Ok(answer) => answer,
+            Err(e) => Err(TokenRefusal::Store(chain(&e))),
+        }
+    }
+
+    async fn enrolled(&self, peer: Peer, expires: Micros) -> Result<(), TokenRefusal> {
+        let row = CertificateRow {
+            sha256: peer.certificate,
+            host: peer.host.clone(),
+            installation: peer.installation,
+            expires,
+            revoked: None,
+        };
+        let now = self.now();
+        self.store.call(move |s| s.add_certificate(&row, now)).await.map_err(|e| TokenRefusal::Store(chain(&e)))?;
+        let detail = format!("installation {}, certificate {}", peer.installation, peer.certificate.short());
+        self.audit(&format!("host {}", peer.host), "enrolled", detail).await;
+        Ok(())
+    }
+
+    fn refused(&self, host: &HostId, failure: &Failure) {
+        tracing::warn!(host = %host, error = %failure, "an enrolment was refused");
+        self.audit_soon(&format!("host {host}"), "enrolment-refused", failure.to_string());
+    }
+}
