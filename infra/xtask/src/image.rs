@@ -12,6 +12,7 @@ use crate::workspace::{root, target_dir};
 pub fn minimal(out: &Path) -> Result<Sha256> {
     let guest = build_guest(root()).context("cannot build the guest server")?;
     let options = Options { out: out.to_owned(), guest, cache: target_dir()?.join("packages") };
-    let manifest = build(&options).with_context(|| format!("cannot build the minimal workload at {}", out.display()))?;
+    let manifest =
+        build(&options).with_context(|| format!("cannot build the minimal workload at {}", out.display()))?;
     Ok(manifest.sha256())
 }

@@ -1,8 +1,11 @@
 //! The project's own tasks. Each is a subcommand; what a task knows lives in its own module.
 
+mod aa;
+mod bench;
 mod check;
 mod demo;
 mod image;
+mod rows;
 mod skips;
 mod workspace;
 
@@ -30,6 +33,13 @@ enum Task {
     Demo(demo::DemoArgs),
     /// Remove what crashed demos left behind
     DemoClean,
+    /// Simulate A/A experiments: how often does the estimator call identical arms different?
+    Aa(aa::AaArgs),
+    /// Our costs against peers', interleaved on this machine
+    Bench {
+        #[command(subcommand)]
+        bench: bench::Bench,
+    },
     /// Build a workload tree and its manifest
     Image {
         #[command(subcommand)]
@@ -64,6 +74,8 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Skips => skips::run()?,
         Task::Demo(args) => return demo::demo(&args),
         Task::DemoClean => demo::clean()?,
+        Task::Aa(args) => aa::run(&args)?,
+        Task::Bench { bench } => bench::run(&bench)?,
         Task::Image { recipe: Recipe::Minimal { out } } => println!("{}  {}", image::minimal(&out)?, out.display()),
     }
     Ok(ExitCode::SUCCESS)
