@@ -1,5 +1,7 @@
 //! The one integration binary. Modules named `live_*` make real sessions, alone on the machine.
 
+mod cli;
 mod docs;
+mod live_fleet;
 mod metadata;
 mod net;

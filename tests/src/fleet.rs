@@ -56,7 +56,7 @@ impl TestFleet {
         }
         let mut me = Self { fleet, dir, before, keep: Some(temporary) };
         me.keep_on_failure();
-        me.ctl(&["workload", "add", image.to_str().context("the image's path is not UTF-8")?])?;
+        me.ctl(&["workload", "add", image.to_str().context("the image's path is not UTF-8")?, "--name", "minimal"])?;
         Ok(me)
     }
 
@@ -66,7 +66,8 @@ impl TestFleet {
 
     pub fn ctl_json(&self, arguments: &[&str]) -> Result<Value> {
         let text = self.ctl(arguments)?;
-        serde_json::from_str(&text).with_context(|| format!("`drumsctl {}` printed no JSON: {text}", arguments.join(" ")))
+        serde_json::from_str(&text)
+            .with_context(|| format!("`drumsctl {}` printed no JSON: {text}", arguments.join(" ")))
     }
 
     /// Writes a spec and registers it.
@@ -78,7 +79,12 @@ impl TestFleet {
     }
 
     /// Waits for a condition over what the fleet shows; an error says what it showed last.
-    pub fn wait(&self, what: &str, patience: Duration, mut holds: impl FnMut(&Self) -> Result<(bool, String)>) -> Result<()> {
+    pub fn wait(
+        &self,
+        what: &str,
+        patience: Duration,
+        mut holds: impl FnMut(&Self) -> Result<(bool, String)>,
+    ) -> Result<()> {
         let mut last = String::new();
         let held = wait_until(patience, || match holds(self) {
             Ok((held, state)) => {

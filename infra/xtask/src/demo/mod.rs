@@ -133,7 +133,7 @@ fn run(args: &DemoArgs, out: &Path, workload: &Path, fleet: &mut Fleet, mut made
         interrupt::check()?;
     }
     let workload = workload.to_str().context("the workload's path is not UTF-8")?;
-    say("workload", fleet.ctl(&["workload", "add", workload])?.trim());
+    say("workload", fleet.ctl(&["workload", "add", workload, "--name", "minimal"])?.trim());
     let spec = root().join(&args.spec);
     let spec = spec.to_str().context("the spec's path is not UTF-8")?;
     let id = experiment_id(Path::new(spec))?;

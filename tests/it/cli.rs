@@ -1,0 +1,68 @@
+//! Bad command lines: refused with exit code 2 (3 where only the coordinator is missing), what was expected and what to
+//! do, and never with a panic. Bad specs are tested where specs are read.
+
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
+
+fn run(folder: &Path, program: &str, arguments: &[&str], home: &Path) -> Output {
+    let mut command = Command::new(folder.join(program));
+    command.args(arguments).env("DRUMS_HOME", home).env_remove("RUST_BACKTRACE").stdin(std::process::Stdio::null());
+    command.output().unwrap()
+}
+
+fn refused(program: &str, cases: &[(&[&str], i32, &str)]) {
+    let folder = drums_tests::programs().unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let absent = home.path().join("absent");
+    for (arguments, code, word) in cases {
+        let output = run(&folder, program, arguments, &absent);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let line = format!("{program} {}", arguments.join(" "));
+        assert_eq!(output.status.code(), Some(*code), "`{line}` says: {said}");
+        assert!(!said.contains("panicked") && !said.contains("stack backtrace"), "`{line}` panics: {said}");
+        assert!(said.contains(word), "`{line}` does not say {word:?}: {said}");
+    }
+    assert!(!absent.exists(), "a refused command made a home");
+}
+
+#[test]
+fn bad_command_lines_of_drumsctl_are_refused() {
+    refused(
+        "drumsctl",
+        &[
+            (&[], 2, "Usage"),
+            (&["no-such-command"], 2, "unrecognized"),
+            (&["run"], 2, "required"),
+            (&["run", "EXP-28"], 2, "EXP-028"),
+            (&["run", "EXP-028", "--deadline", "tomorrow"], 2, "UTC"),
+            (&["cancel"], 2, "required"),
+            (&["cancel", "run-1"], 2, "12 hexadecimal digits"),
+            (&["host", "add", "Not A Name"], 2, "a-z"),
+            (&["register", "/no/such/spec.toml"], 2, "/no/such/spec.toml"),
+            (&["--api", "not a url", "fleet"], 2, "https://"),
+            (&["fleet"], 3, "drums-coordinator"),
+            (&["runs"], 3, "drums-coordinator"),
+        ],
+    );
+}
+
+#[test]
+fn bad_command_lines_of_the_daemons_are_refused() {
+    refused("drums-agent", &[(&["no-such-command"], 2, "unrecognized"), (&["run", "--no-such-flag"], 2, "unexpected")]);
+    refused("drums-coordinator", &[(&["--no-such-flag"], 2, "unexpected")]);
+}
+
+#[test]
+fn help_of_every_program_shows_an_example() {
+    let folder = drums_tests::programs().unwrap();
+    let home = tempfile::tempdir().unwrap();
+    for program in ["drumsctl", "drums-agent", "drums-coordinator"] {
+        let output = run(&folder, program, &["--help"], home.path());
+        assert!(output.status.success());
+        let version = run(&folder, program, &["--version"], home.path());
+        let said = String::from_utf8_lossy(&version.stdout).into_owned();
+        assert!(said.contains("build "), "{program} --version names no build digest: {said}");
+    }
+}
