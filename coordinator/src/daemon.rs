@@ -1,0 +1,273 @@
+//! The daemon: puts the parts of a coordinator together in order, and takes them apart in reverse.
+//!
+//! ```text
+//! lock home → CA → store → control (driver) → agents' and enrolment endpoints → API → ready
+//! stop: goodbye to agents, open requests end → driver → store closed
+//! ```
+
+use std::{
+    collections::BTreeSet,
+    fs::{File, OpenOptions, TryLockError},
+    io,
+    net::IpAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use drums_common::{clock::Clock as _, digest::Sha256, telemetry::chain};
+use sha2::{Digest as _, Sha256 as Hasher};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    task::JoinHandle,
+    time::timeout,
+};
+
+use crate::{
+    api::{self, ServeError},
+    artifacts::Artifacts,
+    clock::SystemClock,
+    config::{Config, Home},
+    net::{
+        endpoint::{self, EndpointError},
+        serve_agents, serve_enrolment,
+    },
+    pki::{Pki, PkiError},
+    store::{SqliteStore, StoreError, StoreHandle},
+    tasks::Control,
+};
+
+/// Everything has been told to end and has its own, shorter bounds.
+const STOP: Duration = Duration::from_secs(15);
+
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    #[error("{} is no coordinator home; make one with drumsctl init --home {}", home.display(), home.display())]
+    NoHome { home: PathBuf },
+    #[error("another coordinator is running on {}", home.display())]
+    Running { home: PathBuf },
+    #[error("cannot {doing} {}", path.display())]
+    Io { doing: &'static str, path: PathBuf, source: io::Error },
+    #[error("cannot open the home's CA")]
+    Pki(#[from] PkiError),
+    #[error("cannot open the home's store")]
+    Store(#[from] StoreError),
+    #[error("cannot open the agents' endpoints")]
+    Endpoint(#[from] EndpointError),
+    #[error("cannot open the API")]
+    Api(#[from] ServeError),
+    #[error("cannot start {what}")]
+    Start { what: &'static str, source: io::Error },
+    #[error("{0} ended by itself; its message is above")]
+    Ended(&'static str),
+}
+
+/// SHA-256 of this executable.
+pub fn build_digest() -> io::Result<Sha256> {
+    let mut hasher = Hasher::new();
+    io::copy(&mut File::open("/proc/self/exe")?, &mut hasher)?;
+    Ok(Sha256(hasher.finalize().into()))
+}
+
+/// Runs until a signal.
+pub fn run(home: &Home, config: &Config) -> Result<(), DaemonError> {
+    let _lock = lock(home)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| DaemonError::Start { what: "the runtime", source })?;
+    runtime.block_on(serve(home, config))
+}
+
+/// The home's one daemon. Released by the kernel when the process ends, however it ends.
+fn lock(home: &Home) -> Result<File, DaemonError> {
+    if !home.pki().is_dir() {
+        return Err(DaemonError::NoHome { home: home.dir().to_owned() });
+    }
+    let path = home.lock();
+    let file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .map_err(|source| DaemonError::Io { doing: "open", path: path.clone(), source })?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(DaemonError::Running { home: home.dir().to_owned() }),
+        Err(TryLockError::Error(source)) => Err(DaemonError::Io { doing: "lock", path, source }),
+    }
+}
+
+async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
+    let exe = || PathBuf::from("/proc/self/exe");
+    let build = build_digest().map_err(|source| DaemonError::Io { doing: "read", path: exe(), source })?;
+    let pki = Arc::new(Pki::open(&home.pki())?);
+    let advertise = if config.advertise.is_empty() { own_addresses() } else { config.advertise.clone() };
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        build = %build.short(),
+        home = %home.dir().display(),
+        ca = %pki.fingerprint().short(),
+        agents = %config.agents,
+        enrolment = %config.enrol,
+        api = %config.api,
+        advertise = %advertise.join(", "),
+        leases = ?config.leases,
+        "coordinator starts"
+    );
+    let clock = Arc::new(SystemClock);
+    let store = StoreHandle::start(Box::new(SqliteStore::open(&home.store())?))
+        .map_err(|source| DaemonError::Start { what: "the store's thread", source })?;
+    let (shutdown, down) = watch::channel(false);
+    let artifacts = Artifacts::new(home.artifacts());
+    let (control, driver) =
+        Control::start(store.clone(), artifacts, clock.clone(), config.leases, down.clone()).await?;
+
+    let agents = endpoint::agents(config.agents, &pki)?;
+    let enrolment = endpoint::enrolment(config.enrol, &pki)?;
+    let context = Arc::new(api::Context {
+        control: control.clone(),
+        enrolment: api::Enrolment {
+            ca: pki.fingerprint(),
+            addresses: advertise,
+            agents_port: config.agents.port(),
+            enrol_port: config.enrol.port(),
+        },
+        home: home.dir().display().to_string(),
+        build,
+    });
+    let router = api::router(context);
+    let https = api::serve_https(config.api, &pki, router.clone(), down.clone()).await?.0;
+    let unix = api::serve_unix(&home.socket(), router, down.clone())?;
+    let agents =
+        tokio::spawn(serve_agents(agents, control.clone(), config.leases, clock.clone(), build, down.clone()));
+    let enrolment = tokio::spawn(serve_enrolment(enrolment, control.clone(), pki, clock.clone(), build, down));
+    drop(control);
+    if let Err(e) = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]) {
+        tracing::debug!(error = %e, "no service manager was told");
+    }
+    tracing::info!(up_since = %clock.now(), "ready");
+
+    let mut parts: Vec<(&'static str, JoinHandle<()>)> = vec![
+        ("the driver", driver),
+        ("the agents' endpoint", agents),
+        ("the enrolment endpoint", enrolment),
+        ("the API over HTTPS", https),
+        ("the API over the unix socket", unix),
+    ];
+    // Cancel-safe: a signal stays pending, and a finished part stays finished.
+    let ended = tokio::select! {
+        name = stop_signal() => {
+            tracing::info!(signal = name, "stopping in order");
+            None
+        }
+        what = first_to_end(&mut parts) => Some(what),
+    };
+    if let Err(e) = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]) {
+        tracing::debug!(error = %e, "no service manager was told");
+    }
+    shutdown.send_replace(true);
+    for (what, part) in parts.iter_mut().filter(|(_, p)| !p.is_finished()) {
+        match timeout(STOP, part).await {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => tracing::error!(part = what, error = %e, "ended badly"),
+            Err(_) => tracing::error!(part = what, "did not end in time"),
+        }
+    }
+    // The parts hold handles of the store's; with them gone, what was handed in is written and the store closed.
+    drop(parts);
+    if timeout(STOP, store.close()).await.is_err() {
+        tracing::error!("the store did not close in time; it recovers from its journal");
+    }
+    match ended {
+        None => Ok(()),
+        Some(what) => Err(DaemonError::Ended(what)),
+    }
+}
+
+async fn stop_signal() -> &'static str {
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+        tracing::error!("signals cannot be handled; only kill -9 ends this process");
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = term.recv() => "SIGTERM",
+        _ = int.recv() => "SIGINT",
+    }
+}
+
+/// Parts end only when told to; one that ends by itself takes the daemon with it, for a service manager to start anew.
+async fn first_to_end(parts: &mut [(&'static str, JoinHandle<()>)]) -> &'static str {
+    let waits = parts.iter_mut().map(|(what, part)| {
+        Box::pin(async move {
+            if let Err(e) = part.await {
+                tracing::error!(part = *what, error = %chain(&e), "ended badly");
+            }
+            *what
+        })
+    });
+    futures_util::future::select_all(waits).await.0
+}
+
+/// Addresses of this machine that an agent elsewhere may reach; loopback if there is nothing else.
+fn own_addresses() -> Vec<String> {
+    let mut found = BTreeSet::new();
+    match nix::ifaddrs::getifaddrs() {
+        Ok(all) => {
+            for one in all.filter_map(|i| i.address) {
+                let ip = one
+                    .as_sockaddr_in()
+                    .map(|a| IpAddr::from(a.ip()))
+                    .or_else(|| one.as_sockaddr_in6().map(|a| IpAddr::from(a.ip())));
+                found.extend(ip.filter(is_reachable));
+            }
+        }
+        Err(e) => tracing::warn!(error = %e, "cannot list this machine's addresses; set advertise in coordinator.toml"),
+    }
+    if found.is_empty() {
+        found.insert(IpAddr::from([127, 0, 0, 1]));
+    }
+    // A token takes a few.
+    found.into_iter().take(8).map(|ip| ip.to_string()).collect()
+}
+
+fn is_reachable(ip: &IpAddr) -> bool {
+    let link_local = match ip {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    !ip.is_loopback() && !ip.is_unspecified() && !link_local
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_that_others_can_reach_are_advertised() {
+        for (ip, reachable) in [
+            ("127.0.0.1", false),
+            ("::1", false),
+            ("0.0.0.0", false),
+            ("169.254.1.1", false),
+            ("fe80::1", false),
+            ("10.0.0.1", true),
+            ("2001:db8::1", true),
+        ] {
+            assert_eq!(is_reachable(&ip.parse().unwrap()), reachable, "{ip}");
+        }
+        assert!(!own_addresses().is_empty());
+    }
+
+    #[test]
+    fn a_folder_that_is_no_home_is_refused_with_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let e = lock(&Home::new(dir.path())).unwrap_err().to_string();
+        assert!(e.contains("drumsctl init"), "{e}");
+        std::fs::create_dir(dir.path().join("pki")).unwrap();
+        let held = lock(&Home::new(dir.path())).unwrap();
+        assert!(matches!(lock(&Home::new(dir.path())), Err(DaemonError::Running { .. })));
+        drop(held);
+        assert!(lock(&Home::new(dir.path())).is_ok());
+    }
+}
