@@ -8,6 +8,7 @@ pub mod clock;
 pub mod config;
 pub mod core;
 pub mod ctl;
+pub mod daemon;
 pub mod net;
 pub mod pki;
 pub mod store;
