@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use drums_common::{clock::Clock as _, digest::Sha256, telemetry::chain};
+use drums_common::{digest::Sha256, telemetry::chain};
 use sha2::{Digest as _, Sha256 as Hasher};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -146,7 +146,7 @@ async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
     if let Err(e) = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]) {
         tracing::debug!(error = %e, "no service manager was told");
     }
-    tracing::info!(up_since = %clock.now(), "ready");
+    tracing::info!("ready");
 
     let mut parts: Vec<(&'static str, JoinHandle<()>)> = vec![
         ("the driver", driver),
