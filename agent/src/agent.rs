@@ -8,6 +8,7 @@
 //! waits for this one.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File, TryLockError},
     io,
     path::{Path, PathBuf},
@@ -32,10 +33,12 @@ use crate::{
     facts::{Findings, Readings},
     measure::{
         clock::SystemClock,
+        lock::MachineLock,
         runner::{Parts, RunError, Runner},
         surroundings::ThisMachine,
     },
     net::{self, DialError, EnrolError, IdentityError, Link, Net, NetConfig, Stop},
+    setup::{self, ToolsDir},
     shim::{ShimClient, ShimError},
     spool::{KEEP_FINISHED, Spool, SpoolError},
 };
@@ -52,11 +55,8 @@ pub struct AgentConfig {
     pub state: PathBuf,
     /// Only at the first start: how to become a host of a coordinator.
     pub token: Option<Token>,
-    pub tools: ToolPaths,
-    /// What `tools` are, for the facts.
-    pub described: std::collections::BTreeMap<String, Tool>,
-    pub accelerator: Accelerator,
-    pub accelerator_detail: String,
+    /// Tools that are not the host's packages, and the answers of trials.
+    pub tools: PathBuf,
     /// The machine's measuring lock.
     pub lock: PathBuf,
     pub scratch_bytes: u64,
@@ -108,19 +108,21 @@ pub fn run(config: AgentConfig) -> Result<Stop, AgentError> {
     let _instance = single_instance(&config.state)?;
     let (program, build) = this_program()?;
     let shim = Arc::new(ShimClient::launch(&program)?);
+    let host = HostTools::find(&config);
     let engine_config =
-        EngineConfig { state: config.state.clone(), tools: config.tools.clone(), scratch_bytes: config.scratch_bytes };
+        EngineConfig { state: config.state.clone(), tools: host.paths.clone(), scratch_bytes: config.scratch_bytes };
     let shim_pid = u32::try_from(shim.pid()).ok();
     let (engine, audit) = Engine::open(&engine_config, shim.clone())?;
     report_audit(&audit);
     // From here on the engine's scratch file system is mounted: every way out closes it.
-    let result = with_engine(config, engine, &audit, build, shim_pid);
+    let result = with_engine(&config, host, engine, &audit, build, shim_pid);
     shim.shutdown();
     result
 }
 
 fn with_engine(
-    config: AgentConfig,
+    config: &AgentConfig,
+    host: HostTools,
     engine: Engine,
     audit: &AuditReport,
     build: Sha256,
@@ -129,23 +131,23 @@ fn with_engine(
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let mut engine = Some(engine);
     let result = (|| {
-        let spool = open_spool(&config)?;
-        let mut facts = facts_of(&config, build);
+        let spool = open_spool(config)?;
+        let mut facts = Facts { state: config.state.clone(), build, host, doctor: None };
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(NET_THREADS)
             .thread_name("net")
             .enable_all()
             .build()
             .map_err(AgentError::Runtime)?;
-        let identity = runtime.block_on(identity(&config, build))?;
-        let host = identity.host.clone();
+        let identity = runtime.block_on(identity(config, build))?;
+        let name = identity.host.clone();
         // Held by this function until the runner has it.
         let Some(held) = engine.take() else { unreachable!("put there above") };
         let net_config = NetConfig {
             identity,
             workloads: config.state.join("workloads"),
             build,
-            facts: facts(&held),
+            facts: facts.now(&held),
             clock: clock.clone(),
             spool: spool.clone(),
         };
@@ -164,13 +166,13 @@ fn with_engine(
             }
         };
         let parts = Parts {
-            host,
+            host: name,
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             agent_sha256: build,
             lock: config.lock.clone(),
             engine: held,
             surroundings: Box::new(ThisMachine::new(shim)),
-            facts: Box::new(facts),
+            facts: Box::new(move |engine| facts.after_trials(engine)),
             workloads: Box::new(link.clone()),
             spool: spool.clone(),
             link,
@@ -243,20 +245,78 @@ async fn identity(config: &AgentConfig, build: Sha256) -> Result<net::Identity, 
     }
 }
 
-/// A closure that looks at this host afresh each time.
-fn facts_of(config: &AgentConfig, build: Sha256) -> impl FnMut(&dyn ArmEngine) -> HostFacts + 'static {
-    let config = config.clone();
-    move |engine| {
-        let mut tools = config.described.clone();
+/// The tools of this host and what its accelerator is worth, found once: they decide how sessions are made.
+struct HostTools {
+    dir: ToolsDir,
+    paths: ToolPaths,
+    described: BTreeMap<String, Tool>,
+    accelerator: Accelerator,
+    accelerator_detail: String,
+}
+
+impl HostTools {
+    fn find(config: &AgentConfig) -> Self {
+        let dir = ToolsDir::new(&config.tools);
+        let mut paths = setup::tools::find(&dir);
+        let (accelerator, accelerator_detail) = match &paths.qemu {
+            None => (Accelerator::None, "QEMU is not installed".to_owned()),
+            Some(qemu) => accelerator(&dir, qemu, &config.lock),
+        };
+        paths.accelerator = Some(accelerator).filter(|a| *a != Accelerator::None);
+        let described = setup::tools::describe(&dir, &paths);
+        Self { dir, paths, described, accelerator, accelerator_detail }
+    }
+}
+
+/// Only a guest that answered counts. An answer that is kept costs nothing; trying boots a guest, which must not be
+/// somebody's noise, and must not make a restarted agent wait either.
+fn accelerator(dir: &ToolsDir, qemu: &Path, lock: &Path) -> (Accelerator, String) {
+    let alone = MachineLock::acquire(lock, || true);
+    if matches!(alone, Ok(None)) && !dir.kvm_answer().exists() {
+        let detail = "KVM was not tried: the machine was measuring when the agent started; TCG is used";
+        return (Accelerator::Tcg, detail.to_owned());
+    }
+    let answer = setup::kvm::probe(dir, qemu);
+    (answer.accelerator(), answer.detail)
+}
+
+/// Looks at this host afresh each time.
+struct Facts {
+    state: PathBuf,
+    build: Sha256,
+    host: HostTools,
+    /// Arms that failed their trial, and why; tried once in the life of an agent.
+    doctor: Option<BTreeMap<ArmKind, String>>,
+}
+
+impl Facts {
+    fn now(&self, engine: &dyn ArmEngine) -> HostFacts {
+        let mut tools = self.host.described.clone();
         let path = fs::read_link("/proc/self/exe").unwrap_or_default().display().to_string();
-        tools.insert("agent".to_owned(), Tool { path, version: env!("CARGO_PKG_VERSION").to_owned(), sha256: build });
-        let unfit = ArmKind::ALL.into_iter().filter_map(|k| Some((k, engine.unfit(k)?))).collect();
-        Readings::take(&config.state).describe(Findings {
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        tools.insert("agent".to_owned(), Tool { path, version, sha256: self.build });
+        let mut unfit: BTreeMap<ArmKind, String> =
+            ArmKind::ALL.into_iter().filter_map(|k| Some((k, engine.unfit(k)?))).collect();
+        for (kind, why) in self.doctor.iter().flatten() {
+            unfit.entry(*kind).or_insert_with(|| why.clone());
+        }
+        Readings::take(&self.state).describe(Findings {
             tools,
-            accelerator: config.accelerator,
-            accelerator_detail: config.accelerator_detail.clone(),
+            accelerator: self.host.accelerator,
+            accelerator_detail: self.host.accelerator_detail.clone(),
             unfit,
         })
+    }
+
+    /// As `now`, with every arm's surroundings tried out. The caller has the machine.
+    fn after_trials(&mut self, engine: &dyn ArmEngine) -> HostFacts {
+        if self.doctor.is_none() {
+            let report = setup::examine(&self.host.dir, &setup::doctor::DoctorOptions::default(), &mut |t| {
+                tracing::info!(trial = t.name, ok = t.ok, duration_ms = t.duration_ms, detail = %t.detail, "tried");
+            });
+            self.doctor = Some(report.unfit());
+        }
+        self.now(engine)
     }
 }
 

@@ -30,6 +30,7 @@ use super::{
     clock,
     decide::{self, Action, Idle, Situation},
     journal::Journal,
+    lock::{LockError, MachineLock},
     progress::Progress,
     surroundings::{self, Surroundings},
     templates::Templates,
@@ -112,6 +113,8 @@ pub enum RunError {
     Fetch(#[from] FetchError),
     #[error(transparent)]
     Block(#[from] BlockError),
+    #[error("cannot have the machine to try arms out")]
+    Lock(#[from] LockError),
     #[error("cannot start the thread that watches for cancellations")]
     Watch(#[source] std::io::Error),
     #[error("there is no spool of {run}, although it was opened")]
@@ -252,7 +255,13 @@ impl<E: ArmEngine> Runner<E> {
     fn prepare(&mut self, d: &RunDesired) -> Result<(), RunError> {
         self.parts.link.set_activity(Activity::Preparing { run: d.run });
         self.unpack(d)?;
+        // Trying arms out is noise to a block of somebody else's.
+        let none = BTreeMap::new();
+        let (link, clock) = (&self.parts.link, &*self.parts.clock);
+        let called_off = || decide::interruption(d.run, &situation(&link.view(), link, clock, &none)).is_some();
+        let Some(alone) = MachineLock::acquire(&self.parts.lock, called_off)? else { return Ok(()) };
         let facts = (self.parts.facts)(&self.parts.engine);
+        drop(alone);
         self.parts.link.set_facts(facts.clone());
         let Some(run) = self.runs.get_mut(&d.run) else { return Err(RunError::NotOpen { run: d.run }) };
         let arms = run.registration.iter().flat_map(|r| &r.experiment.arms);
