@@ -11,6 +11,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File, TryLockError},
     io,
+    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -38,7 +39,7 @@ use crate::{
         surroundings::ThisMachine,
     },
     net::{self, DialError, EnrolError, IdentityError, Link, Net, NetConfig, Stop},
-    setup::{self, ToolsDir},
+    setup::{self, SetupError, ToolsDir},
     shim::{ShimClient, ShimError},
     spool::{KEEP_FINISHED, Spool, SpoolError},
 };
@@ -66,8 +67,8 @@ pub struct AgentConfig {
 
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    #[error("the agent makes namespaces, mounts and control groups: run it as root")]
-    NotRoot,
+    #[error(transparent)]
+    Unfit(#[from] SetupError),
     #[error("cannot {what} {}", path.display())]
     Io { what: &'static str, path: PathBuf, source: io::Error },
     #[error("another agent is running on {}; stop it, or give this one its own --state", path.display())]
@@ -102,9 +103,7 @@ pub enum AgentError {
 
 /// Runs the agent until it is told to stop.
 pub fn run(config: AgentConfig) -> Result<Stop, AgentError> {
-    if !nix::unistd::geteuid().is_root() {
-        return Err(AgentError::NotRoot);
-    }
+    setup::install::refuse_unfit_machine()?;
     let _instance = single_instance(&config.state)?;
     let (program, build) = this_program()?;
     let shim = Arc::new(ShimClient::launch(&program)?);
@@ -118,6 +117,37 @@ pub fn run(config: AgentConfig) -> Result<Stop, AgentError> {
     let result = with_engine(&config, host, engine, &audit, build, shim_pid);
     shim.shutdown();
     result
+}
+
+/// Undoes whatever agents of this state folder left behind; none may be running.
+pub fn audit(config: &AgentConfig) -> Result<AuditReport, AgentError> {
+    setup::install::refuse_unfit_machine()?;
+    if !config.state.exists() {
+        return Ok(AuditReport::default());
+    }
+    let _instance = single_instance(&config.state)?;
+    let (program, _) = this_program()?;
+    let shim = Arc::new(ShimClient::launch(&program)?);
+    let engine = EngineConfig {
+        state: config.state.clone(),
+        tools: setup::tools::find(&ToolsDir::new(&config.tools)),
+        scratch_bytes: config.scratch_bytes,
+    };
+    let report = Engine::audit_only(&engine, shim.clone())?;
+    shim.shutdown();
+    Ok(report)
+}
+
+/// SHA-256 of this executable: what `--version` prints and what evidence names.
+pub fn build_digest() -> Result<Sha256, AgentError> {
+    Ok(this_program()?.1)
+}
+
+/// Tells a service manager, if there is one.
+fn notify(state: sd_notify::NotifyState<'_>) {
+    if let Err(e) = sd_notify::notify(false, &[state]) {
+        tracing::debug!(error = %e, "the service manager was not told");
+    }
 }
 
 fn with_engine(
@@ -183,7 +213,9 @@ fn with_engine(
             engine = Some(held);
             e
         })?;
+        notify(sd_notify::NotifyState::Ready);
         let (stop, held) = runner.run();
+        notify(sd_notify::NotifyState::Stopping);
         engine = Some(held);
         tracing::info!(?stop, "measuring ended");
         runtime.block_on(net.finish(FINISH));
@@ -210,7 +242,8 @@ fn single_instance(state: &Path) -> Result<File, AgentError> {
         let path = path.to_owned();
         move |source| AgentError::Io { what, path, source }
     };
-    fs::create_dir_all(state).map_err(io("make the state folder", state))?;
+    // The agent's key is in it.
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(state).map_err(io("make the state folder", state))?;
     let path = state.join("lock");
     let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(io("open", &path))?;
     match file.try_lock() {

@@ -1,13 +1,40 @@
 //! The command line of a host's agent. The shim is decided on first: it must be the only thing in its process.
 
-use std::process::ExitCode;
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
-use clap::{Parser, Subcommand};
-use drums_agent::{arms::ToolPaths, engine::trial, shim};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap_complete::Shell;
+use drums_agent::{
+    agent::{self, AgentConfig, AgentError},
+    arms::ToolPaths,
+    config::{self, Config, ConfigError, RawConfig},
+    engine::{api::AuditReport, trial},
+    net::{EnrolError, Identity, Stop},
+    setup::{self, ToolsDir, doctor, listener, tools},
+    shim,
+};
+use drums_common::{
+    telemetry::{self, chain},
+    token::Token,
+};
 
-/// Host agent of DrumsBench.
+/// Exit codes of `drums-agent run` beside 0 for an orderly end and 1 for a failure.
+const EXIT_BAD_INPUT: u8 = 2;
+const EXIT_UNREACHABLE: u8 = 3;
+const EXIT_REFUSED: u8 = 20;
+const EXIT_RETIRED: u8 = 21;
+
+/// Host agent of DrumsBench: makes sessions, measures them, and keeps the evidence until its coordinator has it.
 #[derive(Parser)]
-#[command(version)]
+#[command(
+    name = "drums-agent",
+    after_help = "Example: drums-agent setup && drums-agent run --token-file /etc/drums/token\n\n\
+        Exit codes: 0 orderly end, 1 failure, 2 bad input, 3 coordinator unreachable at enrolment, \
+        20 refused by the coordinator, 21 released by the coordinator."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -15,20 +42,315 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run the agent; enrol first if this host has no identity yet
+    #[command(after_help = "Example: drums-agent run --token-file - < token")]
+    Run(RunArgs),
+    /// Install CRIU, runc and QEMU on this host; does only what is missing
+    #[command(after_help = "Example: drums-agent setup --tools /var/lib/drums-tools")]
+    Setup(SetupArgs),
+    /// Say what works on this host, by trying it
+    #[command(after_help = "Example: drums-agent doctor --json")]
+    Doctor(DoctorArgs),
+    /// Compare the ledger with the kernel and undo what an earlier agent left; the agent must not be running
+    #[command(after_help = "Example: drums-agent audit --state /var/lib/drums-agent")]
+    Audit(AuditArgs),
     /// Make, reset and destroy sessions of one arm by hand, and see where the time goes
     Try(trial::TryArgs),
+    /// Print the completion script of a shell
+    #[command(after_help = "Example: drums-agent completions bash > /etc/bash_completion.d/drums-agent")]
+    Completions { shell: Shell },
+}
+
+#[derive(Args)]
+struct ConfigArgs {
+    /// Settings, TOML; flags override it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// State folder [default: /var/lib/drums-agent]
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// Tools folder, shared by the agents of a machine [default: /var/lib/drums-tools]
+    #[arg(long, value_name = "DIR")]
+    tools: Option<PathBuf>,
+}
+
+impl ConfigArgs {
+    fn raw(&self) -> Result<RawConfig, ConfigError> {
+        let mut raw = match &self.config {
+            Some(path) => RawConfig::read(path)?,
+            None => RawConfig::default(),
+        };
+        if let Some(state) = &self.state {
+            raw.state.clone_from(state);
+        }
+        if let Some(tools) = &self.tools {
+            raw.tools.clone_from(tools);
+        }
+        // Written on a command line, a path is relative to where it was written.
+        for path in [&mut raw.state, &mut raw.tools] {
+            if let Ok(absolute) = std::path::absolute(&*path) {
+                *path = absolute;
+            }
+        }
+        Ok(raw)
+    }
+}
+
+#[derive(Args)]
+struct RunArgs {
+    #[command(flatten)]
+    common: ConfigArgs,
+    /// File with the token that drumsctl host add printed, or - for standard input; needed once
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Lock that whoever measures on this machine holds [default: /run/lock/drums-measure.lock]
+    #[arg(long, value_name = "FILE")]
+    measure_lock: Option<PathBuf>,
+    /// Log lines as JSON
+    #[arg(long)]
+    log_json: bool,
+    /// Read the settings, print them, and end
+    #[arg(long)]
+    check_config: bool,
+}
+
+#[derive(Args)]
+struct SetupArgs {
+    /// Tools folder, shared by the agents of a machine
+    #[arg(long, value_name = "DIR", default_value = ToolsDir::DEFAULT)]
+    tools: PathBuf,
+    /// Install CRIU again even if a working one is there
+    #[arg(long)]
+    renew: bool,
+    /// Print what is installed as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct DoctorArgs {
+    /// Tools folder, shared by the agents of a machine
+    #[arg(long, value_name = "DIR", default_value = ToolsDir::DEFAULT)]
+    tools: PathBuf,
+    /// Print the trials as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct AuditArgs {
+    #[command(flatten)]
+    common: ConfigArgs,
+    /// Print what was found as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 fn main() -> ExitCode {
     // Before any thread or runtime can exist.
-    if std::env::args_os().nth(1).is_some_and(|a| a == "shim") {
+    let first = std::env::args_os().nth(1);
+    if first.as_ref().is_some_and(|a| a == "shim") {
         return shim::serve();
     }
-    drums_common::telemetry::init(false);
-    match Cli::parse().command {
-        Command::Try(args) => {
-            let tools = ToolPaths { criu: std::env::var_os("DRUMS_CRIU").map(Into::into), ..ToolPaths::default() };
-            trial::main(&args, tools)
+    // The doctor's own victim of a dump and restore.
+    if first.as_ref().is_some_and(|a| a == listener::SUBCOMMAND) {
+        return listen();
+    }
+    let cli = match parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            // To standard output for --help and --version, to standard error otherwise.
+            let _ = e.print();
+            return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(EXIT_BAD_INPUT));
         }
+    };
+    match cli.command {
+        Command::Run(args) => run(&args),
+        Command::Setup(args) => install(&args),
+        Command::Doctor(args) => examine(&args),
+        Command::Audit(args) => audit(&args),
+        Command::Try(args) => {
+            telemetry::init(false);
+            let dir = ToolsDir::new(ToolsDir::DEFAULT);
+            let mut paths = tools::find(&dir);
+            if let Some(criu) = std::env::var_os("DRUMS_CRIU") {
+                paths = ToolPaths { criu: Some(criu.into()), criu_direct: Vec::new(), ..paths };
+            }
+            trial::main(&args, paths)
+        }
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "drums-agent", &mut std::io::stdout());
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+/// With the build's digest in the version, which takes reading the executable: only when it is asked for.
+fn parse() -> Result<Cli, clap::Error> {
+    let asked = std::env::args_os().skip(1).any(|a| a == "--version" || a == "-V");
+    let mut version = env!("CARGO_PKG_VERSION").to_owned();
+    if asked && let Ok(digest) = agent::build_digest() {
+        version = format!("{version} (build sha256:{digest})");
+    }
+    // The process prints it and ends.
+    let version: &'static str = version.leak();
+    Cli::from_arg_matches(&Cli::command().version(version).try_get_matches()?)
+}
+
+fn fail(code: u8, error: &(dyn std::error::Error + 'static)) -> ExitCode {
+    eprintln!("drums-agent: {}", chain(error));
+    ExitCode::from(code)
+}
+
+fn run(args: &RunArgs) -> ExitCode {
+    let raw = args.common.raw().map(|mut raw| {
+        if let Some(lock) = &args.measure_lock {
+            raw.measure_lock.clone_from(lock);
+        }
+        raw.log_json |= args.log_json;
+        raw
+    });
+    let shown = raw.as_ref().ok().and_then(|r| toml::to_string(r).ok());
+    let config: Config = match raw.and_then(RawConfig::validate) {
+        Ok(config) => config,
+        Err(e) => return fail(EXIT_BAD_INPUT, &e),
+    };
+    if args.check_config {
+        print!("{}", shown.unwrap_or_default());
+        return ExitCode::SUCCESS;
+    }
+    telemetry::init(config.log_json);
+    tracing::info!(settings = %shown.unwrap_or_default().trim_end().replace('\n', ", "), "agent starts");
+    let token = match token(&config, args.token_file.as_deref()) {
+        Ok(token) => token,
+        Err(e) => return fail(EXIT_BAD_INPUT, &*e),
+    };
+    match agent::run(agent_config(&config, token)) {
+        Ok(Stop::Retired { reason }) => {
+            eprintln!("drums-agent: the coordinator released this host: {reason}");
+            ExitCode::from(EXIT_RETIRED)
+        }
+        Ok(_) => ExitCode::SUCCESS,
+        Err(e) => {
+            let code = match &e {
+                AgentError::NotEnrolled => EXIT_BAD_INPUT,
+                AgentError::Refused(_)
+                | AgentError::Enrol(EnrolError::Refused { .. } | EnrolError::OtherIdentity { .. }) => EXIT_REFUSED,
+                AgentError::Enrol(EnrolError::Unreachable { .. }) => EXIT_UNREACHABLE,
+                _ => 1,
+            };
+            fail(code, &e)
+        }
+    }
+}
+
+fn agent_config(config: &Config, token: Option<Token>) -> AgentConfig {
+    AgentConfig {
+        state: config.state.clone(),
+        token,
+        tools: config.tools.clone(),
+        lock: config.measure_lock.clone(),
+        scratch_bytes: config.scratch_bytes,
+        min_free_bytes: config.min_free_bytes,
+    }
+}
+
+/// The token, unless its file is gone and we do not need it any more: it was read once, at enrolment.
+fn token(config: &Config, file: Option<&Path>) -> Result<Option<Token>, Box<dyn std::error::Error>> {
+    let Some(file) = file else { return Ok(None) };
+    match config::read_token(file) {
+        Ok(token) => Ok(Some(token)),
+        Err(e) if e.is_absent() && Identity::load(&config.state)?.is_some() => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn install(args: &SetupArgs) -> ExitCode {
+    telemetry::init(false);
+    let options = setup::SetupOptions { renew: args.renew };
+    let mut progress = |line: &str| eprintln!("{line}");
+    match setup::run(&ToolsDir::new(&args.tools), &options, &mut progress) {
+        Ok(installed) if args.json => print_json(&installed),
+        Ok(installed) => {
+            for line in &installed.done {
+                println!("{line}");
+            }
+            println!("criu {}, runc {}, qemu {}", installed.criu.version, installed.runc, installed.qemu);
+            ExitCode::SUCCESS
+        }
+        Err(e) => fail(1, &e),
+    }
+}
+
+fn examine(args: &DoctorArgs) -> ExitCode {
+    telemetry::init(false);
+    let mut seen = |trial: &setup::Trial| {
+        if !args.json {
+            let mark = if trial.ok { "ok  " } else { "FAIL" };
+            println!("{mark} {} ({} ms): {}", trial.name, trial.duration_ms, trial.detail);
+        }
+    };
+    let report = doctor::examine(&ToolsDir::new(&args.tools), &doctor::DoctorOptions::default(), &mut seen);
+    if args.json {
+        print_json(&report);
+    } else {
+        for (kind, why) in report.unfit() {
+            println!("{kind} cannot run here: {why}");
+        }
+    }
+    if report.healthy() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn audit(args: &AuditArgs) -> ExitCode {
+    telemetry::init(false);
+    let config = match args.common.raw().and_then(RawConfig::validate) {
+        Ok(config) => config,
+        Err(e) => return fail(EXIT_BAD_INPUT, &e),
+    };
+    let report = match agent::audit(&agent_config(&config, None)) {
+        Ok(report) => report,
+        Err(e) => return fail(1, &e),
+    };
+    let AuditReport { undone, orphans, vanished, leaked, foreign } = &report;
+    if args.json {
+        print_json(&serde_json::json!({
+            "undone": undone, "orphans": orphans, "vanished": vanished, "leaked": leaked, "foreign": foreign,
+        }));
+    } else if report == AuditReport::default() {
+        println!("nothing is left");
+    } else {
+        for (what, list) in [
+            ("undone", undone),
+            ("undone, was in no record", orphans),
+            ("gone by itself", vanished),
+            ("left alone, not ours", foreign),
+            ("COULD NOT BE UNDONE", leaked),
+        ] {
+            for resource in list {
+                println!("{what}: {resource}");
+            }
+        }
+    }
+    if leaked.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn listen() -> ExitCode {
+    let Some(port_file) = std::env::args_os().nth(2) else {
+        eprintln!("drums-agent: this subcommand is the doctor's own");
+        return ExitCode::from(EXIT_BAD_INPUT);
+    };
+    match listener::serve(Path::new(&port_file)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => fail(1, &e),
+    }
+}
+
+fn print_json(value: &impl serde::Serialize) -> ExitCode {
+    match serde_json::to_string_pretty(value) {
+        Ok(text) => {
+            println!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(e) => fail(1, &e),
     }
 }

@@ -86,11 +86,11 @@ fn lock(home: &Home) -> Result<File, DaemonError> {
         return Err(DaemonError::NoHome { home: home.dir().to_owned() });
     }
     let path = home.lock();
-    let file = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(&path)
-        .map_err(|source| DaemonError::Io { doing: "open", path: path.clone(), source })?;
+    let file = OpenOptions::new().create(true).append(true).open(&path).map_err(|source| DaemonError::Io {
+        doing: "open",
+        path: path.clone(),
+        source,
+    })?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(DaemonError::Running { home: home.dir().to_owned() }),
@@ -139,8 +139,7 @@ async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
     let router = api::router(context);
     let https = api::serve_https(config.api, &pki, router.clone(), down.clone()).await?.0;
     let unix = api::serve_unix(&home.socket(), router, down.clone())?;
-    let agents =
-        tokio::spawn(serve_agents(agents, control.clone(), config.leases, clock.clone(), build, down.clone()));
+    let agents = tokio::spawn(serve_agents(agents, control.clone(), config.leases, clock.clone(), build, down.clone()));
     let enrolment = tokio::spawn(serve_enrolment(enrolment, control.clone(), pki, clock.clone(), build, down));
     drop(control);
     if let Err(e) = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]) {

@@ -188,7 +188,8 @@ async fn stay(
     context.current.send_replace(None);
     context.shared.disconnected();
     tasks.shutdown().await;
-    end
+    // After our goodbye the coordinator closes, and any task may be the first to see it.
+    if *context.leave.borrow() { End::Left } else { end }
 }
 
 /// Sends what the measuring side has to say, and the goodbye.
