@@ -281,6 +281,12 @@ impl Fleet {
         command.output().map_err(|source| FleetError::Start { name: "drumsctl".to_owned(), source })
     }
 
+    /// The installation ids of the agents, which every name that they make carries.
+    pub fn installations(&self) -> Vec<String> {
+        let read = |h: &Host| fs::read_to_string(h.state.join("installation")).ok();
+        self.hosts.iter().filter_map(read).map(|id| format!("drums-{}", id.trim())).collect()
+    }
+
     /// What an agent's audit finds, as it prints it; the agent must not be running.
     pub fn audit(&self, name: &str) -> Result<Output, FleetError> {
         audit(&self.layout.binaries.agent, &self.layout.states.join(name), &self.layout.tools)

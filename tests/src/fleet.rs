@@ -111,8 +111,10 @@ impl TestFleet {
             ensure!(audit.status.success(), "the audit of {host} ended with {}: {said}", audit.status);
         }
         let Self { fleet, before, keep, dir } = self;
+        let mut names = vec![dir.display().to_string()];
+        names.extend(fleet.installations());
         drop(fleet);
-        let scope = Scope::from_env(vec![dir.display().to_string()]);
+        let scope = Scope::from_env(names);
         let left = leakgate::settle(&before, &scope, Duration::from_secs(15))?;
         ensure!(left.is_empty(), "left on the machine: {left:#?}");
         drop(keep.map(|k| fs::remove_dir_all(k.keep())));

@@ -20,8 +20,9 @@ const PERIOD_US: u64 = 100_000;
 /// Where this machine's control groups are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// By controller; co-mounted ones share a folder.
-    V1(BTreeMap<&'static str, PathBuf>),
+    /// `used` by controller; co-mounted ones share a folder. `others` are the hierarchies that we do not use but runc
+    /// makes groups in.
+    V1 { used: BTreeMap<&'static str, PathBuf>, others: Vec<PathBuf> },
     V2(PathBuf),
 }
 
@@ -43,6 +44,7 @@ impl Layout {
     fn parse(mountinfo: &str) -> Option<Self> {
         let mut v1 = BTreeMap::new();
         let mut v2 = None;
+        let mut all = Vec::new();
         for line in mountinfo.lines() {
             let (left, right) = line.split_once(" - ")?;
             let mut left = left.split(' ');
@@ -50,6 +52,9 @@ impl Layout {
             let path = PathBuf::from(left.nth(4)?);
             let mut right = right.split(' ');
             let (kind, options) = (right.next()?, right.nth(1)?);
+            if kind == "cgroup2" || (kind == "cgroup" && root == "/") {
+                all.push(path.clone());
+            }
             if kind == "cgroup2" {
                 v2.get_or_insert(path);
             } else if kind == "cgroup" && root == "/" {
@@ -61,14 +66,15 @@ impl Layout {
             }
         }
         if ["cpu", "cpuacct", "cpuset", "memory", "pids"].iter().all(|c| v1.contains_key(c)) {
-            return Some(Self::V1(v1));
+            all.retain(|path| !v1.values().any(|used| used == path));
+            return Some(Self::V1 { used: v1, others: all });
         }
         v2.map(Self::V2)
     }
 
     pub fn version(&self) -> u8 {
         match self {
-            Self::V1(_) => 1,
+            Self::V1 { .. } => 1,
             Self::V2(_) => 2,
         }
     }
@@ -76,7 +82,7 @@ impl Layout {
     /// The distinct folders at the top.
     fn roots(&self) -> Vec<&Path> {
         match self {
-            Self::V1(map) => {
+            Self::V1 { used: map, .. } => {
                 let mut roots: Vec<&Path> = map.values().map(PathBuf::as_path).collect();
                 roots.sort_unstable();
                 roots.dedup();
@@ -86,10 +92,19 @@ impl Layout {
         }
     }
 
+    /// Every hierarchy in which a group of ours may exist.
+    fn everywhere(&self) -> Vec<&Path> {
+        let mut roots = self.roots();
+        if let Self::V1 { others, .. } = self {
+            roots.extend(others.iter().map(PathBuf::as_path));
+        }
+        roots
+    }
+
     fn folder(&self, controller: &str) -> &Path {
         match self {
             // `parse` has checked the five that are asked for.
-            Self::V1(map) => map.get(controller).map_or(Path::new("/nonexistent"), |p| p),
+            Self::V1 { used: map, .. } => map.get(controller).map_or(Path::new("/nonexistent"), |p| p),
             Self::V2(root) => root,
         }
     }
@@ -99,7 +114,7 @@ impl Layout {
         let cpus = cpu_list(&limits.cpus);
         let quota = u64::from(limits.cpu_milli) * PERIOD_US / 1_000;
         match self {
-            Self::V1(_) => {
+            Self::V1 { .. } => {
                 let cpuset = self.folder("cpuset");
                 let mems = read(&cpuset.join("cpuset.effective_mems"))?;
                 for root in self.roots() {
@@ -143,7 +158,7 @@ impl Layout {
     }
 
     pub fn exists(&self, name: &str) -> Result<bool, SysError> {
-        for root in self.roots() {
+        for root in self.everywhere() {
             let path = root.join(name);
             if path.try_exists().map_err(|e| SysError::os("look for", path.display(), e))? {
                 return Ok(true);
@@ -157,7 +172,7 @@ impl Layout {
         let (cpu, cpuset, memory) =
             (self.folder("cpu").join(name), self.folder("cpuset").join(name), self.folder("memory").join(name));
         let (quota, period, cpus, bytes) = match self {
-            Self::V1(_) => (
+            Self::V1 { .. } => (
                 read(&cpu.join("cpu.cfs_quota_us"))?,
                 read(&cpu.join("cpu.cfs_period_us"))?,
                 read(&cpuset.join("cpuset.effective_cpus"))?,
@@ -188,7 +203,7 @@ impl Layout {
     /// CPU time of the whole tree, microseconds.
     pub fn cpu_us(&self, name: &str) -> Result<u64, SysError> {
         match self {
-            Self::V1(_) => {
+            Self::V1 { .. } => {
                 let path = self.folder("cpuacct").join(name).join("cpuacct.usage");
                 let ns: u64 = number(&path, &read(&path)?)?;
                 Ok(ns / 1_000)
@@ -221,7 +236,7 @@ impl Layout {
         loop {
             self.thaw_and_kill(name, deadline)?;
             let mut gone = true;
-            for root in self.roots() {
+            for root in self.everywhere() {
                 match remove_groups(&root.join(name)) {
                     Ok(()) => {}
                     Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
@@ -252,7 +267,7 @@ impl Layout {
             return Ok(());
         }
         match self {
-            Self::V1(map) => {
+            Self::V1 { used: map, .. } => {
                 if let Some(freezer) = map.get("freezer") {
                     thaw(&freezer.join(name));
                 }
@@ -283,7 +298,7 @@ impl Layout {
     /// Names at the top that begin with `prefix`.
     pub fn named(&self, prefix: &str) -> Result<Vec<String>, SysError> {
         let mut names = Vec::new();
-        for root in self.roots() {
+        for root in self.everywhere() {
             let list = fs::read_dir(root).map_err(|e| SysError::os("list", root.display(), e))?;
             for entry in list.flatten() {
                 if let Some(name) = entry.file_name().to_str().filter(|n| n.starts_with(prefix)) {
@@ -304,7 +319,7 @@ impl Layout {
     /// fork and exit of the machine out (and may wait for an RCU grace period). A new process has one thread.
     pub fn join_files(&self, leaf: &LeafOf) -> Vec<PathBuf> {
         match self {
-            Self::V1(_) => {
+            Self::V1 { .. } => {
                 self.roots().iter().map(|r| r.join(&leaf.group).join(leaf.leaf.as_str()).join("tasks")).collect()
             }
             Self::V2(_) => Vec::new(),
@@ -314,7 +329,7 @@ impl Layout {
     /// Version 2: the folder for CLONE_INTO_CGROUP.
     pub fn clone_into(&self, leaf: &LeafOf) -> io::Result<Option<OwnedFd>> {
         match self {
-            Self::V1(_) => Ok(None),
+            Self::V1 { .. } => Ok(None),
             Self::V2(root) => {
                 let path = root.join(&leaf.group).join(leaf.leaf.as_str());
                 let dir = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_CLOEXEC).open(path)?;
@@ -447,6 +462,8 @@ mod tests {
         let layout = Layout::parse(HYBRID).unwrap();
         assert_eq!(layout.version(), 1);
         assert_eq!(layout.roots().len(), 4);
+        // runc makes groups in those that we do not use, and they are ours to remove.
+        assert_eq!(layout.everywhere().len(), 5);
         assert_eq!(layout.folder("cpuacct"), layout.folder("cpu"));
     }
 

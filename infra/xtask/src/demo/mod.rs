@@ -56,8 +56,8 @@ pub fn demo(args: &DemoArgs) -> Result<ExitCode> {
     // Everything up to here is installation and stays for the next time; from here on all must go again.
     let before = Snapshot::take()?;
     let made = Made::begin(&out, &binaries.agent, &args.tools)?;
-    let (result, leaked) = with_fleet(args, &out, &binaries, &workload, made);
-    let names = vec![out.display().to_string(), "drums-".to_owned()];
+    let mut names = vec![out.display().to_string()];
+    let (result, leaked) = with_fleet(args, &out, &binaries, &workload, made, &mut names);
     let mut left = leakgate::settle(&before, &Scope::from_env(names), Duration::from_secs(15))?
         .iter()
         .map(ToString::to_string)
@@ -79,13 +79,14 @@ pub fn demo(args: &DemoArgs) -> Result<ExitCode> {
 }
 
 /// Starts the fleet, runs, and ends everything again whatever happened. Returns `drumsctl run`'s exit code, and what
-/// teardown could not remove.
+/// teardown could not remove; adds to `names` what everything that agents made is named after.
 fn with_fleet(
     args: &DemoArgs,
     out: &Path,
     binaries: &Binaries,
     workload: &Path,
     made: Made,
+    names: &mut Vec<String>,
 ) -> (Result<i32>, Vec<String>) {
     let layout = Layout {
         binaries: binaries.clone(),
@@ -101,6 +102,7 @@ fn with_fleet(
         Err(e) => return (Err(e.into()), Vec::new()),
     };
     let result = run(args, out, workload, &mut fleet, made);
+    names.extend(fleet.installations());
     say("teardown", "ending the daemons, then auditing what they made");
     let mut left: Vec<String> = fleet.stop().iter().map(|name| format!("{name} had to be killed")).collect();
     for name in HOSTS {
