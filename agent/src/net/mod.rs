@@ -42,7 +42,7 @@ pub use self::{
     identity::{Identity, IdentityError, installation},
     link::{FetchError, Link, QuietGuard, Stop, View},
     tls::DialError,
-    workload::{WorkloadError, verify as verify_tree},
+    workload::WorkloadError,
 };
 use self::{
     link::FetchRequest,

@@ -5,8 +5,8 @@
 
 use std::{
     fs, io as stdio,
-    os::unix::fs::{PermissionsExt as _, symlink},
-    path::{Component, Path, PathBuf},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
 };
 
 use drums_common::{
@@ -18,15 +18,15 @@ use drums_common::{
         frame::Lane,
         latest::{ArtifactHead, ArtifactRequest},
     },
+    workload::{BadManifest, MAX_MANIFEST_BYTES, parse},
 };
+use drums_infra::workload::{WorkloadError as FolderError, assemble, verify};
 use quinn::Connection;
 use sha2::{Digest as _, Sha256 as Hasher};
 use tokio::io::AsyncWriteExt as _;
 
 use super::io::{self, StreamError};
 
-const MAX_MANIFEST: u64 = 16 << 20;
-const MAX_TOTAL: u64 = 16 << 30;
 const CHUNK: usize = 64 << 10;
 
 #[derive(Debug, thiserror::Error)]
@@ -39,10 +39,10 @@ pub enum WorkloadError {
     Digest { wanted: Sha256, got: Sha256 },
     #[error("artifact {} has {bytes} bytes where {wanted} were expected", sha256.short())]
     Size { sha256: Sha256, bytes: u64, wanted: u64 },
-    #[error("the workload's manifest is not acceptable: {0}")]
-    Manifest(String),
-    #[error("{} is not what the manifest says: {what}", path.display())]
-    Differs { path: PathBuf, what: String },
+    #[error(transparent)]
+    Manifest(#[from] BadManifest),
+    #[error(transparent)]
+    Folder(#[from] FolderError),
     #[error("{} has {free} bytes left on its disk and the workload needs {wanted}; free some space", path.display())]
     DiskFull { path: PathBuf, free: u64, wanted: u64 },
     #[error("the transfer broke")]
@@ -59,9 +59,11 @@ impl WorkloadError {
         let (class, code, help) = match self {
             Self::Missing { failure, .. } => return failure.clone(),
             Self::Stream(_) => (FailureClass::Transient, "transfer", "it will be tried again"),
-            Self::Io { .. } => (FailureClass::Transient, "workload-io", "check the agent's disk"),
+            Self::Io { .. } | Self::Folder(FolderError::Io { .. }) => {
+                (FailureClass::Transient, "workload-io", "check the agent's disk")
+            }
             Self::DiskFull { .. } => (FailureClass::Transient, "disk-full", "free some space on the agent's disk"),
-            Self::Digest { .. } | Self::Size { .. } | Self::Differs { .. } => {
+            Self::Digest { .. } | Self::Size { .. } | Self::Folder(_) => {
                 (FailureClass::Transient, "workload-damaged", "check the disks of agent and coordinator")
             }
             Self::Manifest(_) => {
@@ -83,11 +85,8 @@ pub(super) fn present(workloads: &Path, workload: Sha256) -> Result<Option<PathB
     if !dir.exists() {
         return Ok(None);
     }
-    let path = dir.join("manifest.json");
-    let text = fs::read(&path).map_err(io_error("read", &path))?;
-    let manifest = parse(&text, workload)?;
-    verify(&dir.join("tree"), &manifest)?;
-    Ok(Some(dir))
+    let got = verify(&dir)?.sha256();
+    if got == workload { Ok(Some(dir)) } else { Err(WorkloadError::Digest { wanted: workload, got }) }
 }
 
 /// Fetches what is missing and puts the tree in place.
@@ -101,7 +100,7 @@ pub(super) async fn fetch(
     fs::create_dir_all(&blobs).map_err(io_error("make the folder", &blobs))?;
     let path = download(connection, &blobs, workload, None).await?;
     let text = fs::read(&path).map_err(io_error("read", &path))?;
-    let manifest = parse(&text, workload)?;
+    let manifest = parse(&text, Some(workload))?;
     check_space(workloads, manifest.files.values().map(|f| f.bytes).sum())?;
     for file in manifest.files.values().filter(|f| f.kind == "file") {
         download(connection, &blobs, file.sha256, Some(file.bytes)).await?;
@@ -109,7 +108,7 @@ pub(super) async fn fetch(
     let workloads = workloads.to_owned();
     let unpack = move || {
         let result = install(&workloads, workload, &part, &manifest, &text);
-        if matches!(result, Err(WorkloadError::Differs { .. })) {
+        if matches!(result, Err(WorkloadError::Folder(FolderError::Differs { .. }))) {
             // A download that went bad on our disk would fail the same way for ever.
             let _ = fs::remove_dir_all(&part);
         }
@@ -150,7 +149,7 @@ async fn download(
             return Err(WorkloadError::Missing { sha256, failure });
         }
     };
-    let limit = wanted.unwrap_or(MAX_MANIFEST);
+    let limit = wanted.unwrap_or(MAX_MANIFEST_BYTES);
     if wanted.is_some_and(|w| w != total) || total > limit {
         return Err(WorkloadError::Size { sha256, bytes: total, wanted: limit });
     }
@@ -187,50 +186,6 @@ fn digest(path: &Path) -> Result<Sha256, WorkloadError> {
     Ok(Sha256(hasher.finalize().into()))
 }
 
-/// Reads a manifest and refuses one that reaches outside its tree, whoever made it.
-fn parse(text: &[u8], workload: Sha256) -> Result<WorkloadManifest, WorkloadError> {
-    let got = Sha256::of(text);
-    if got != workload {
-        return Err(WorkloadError::Digest { wanted: workload, got });
-    }
-    let manifest: WorkloadManifest =
-        serde_json::from_slice(text).map_err(|e| WorkloadError::Manifest(e.to_string()))?;
-    let bad = |path: &str, what: &str| Err(WorkloadError::Manifest(format!("{path:?} {what}")));
-    let mut total = 0u64;
-    for (path, file) in &manifest.files {
-        let components: Vec<_> = Path::new(path).components().collect();
-        if path.is_empty()
-            || path.contains('\0')
-            || path.contains("//")
-            || path.ends_with('/')
-            || !components.iter().all(|c| matches!(c, Component::Normal(_)))
-        {
-            return bad(path, "is not a plain relative path");
-        }
-        // Every parent is a folder of the manifest's own: no file is written through a symlink.
-        if let Some(parent) = Path::new(path).parent().and_then(Path::to_str)
-            && !parent.is_empty()
-            && manifest.files.get(parent).is_none_or(|p| p.kind != "dir")
-        {
-            return bad(path, "lies in something that is no folder of the manifest");
-        }
-        match file.kind.as_str() {
-            "file" | "dir" => {}
-            "symlink" if !file.target.is_empty() && !file.target.contains('\0') => {}
-            "symlink" => return bad(path, "is a symlink without a target"),
-            other => return bad(path, &format!("is of unknown kind {other:?}")),
-        }
-        if file.mode & !0o7777 != 0 {
-            return bad(path, "has a mode beyond permission bits");
-        }
-        total = total.saturating_add(file.bytes);
-    }
-    if total > MAX_TOTAL {
-        return Err(WorkloadError::Manifest(format!("{total} bytes in all, over {MAX_TOTAL}")));
-    }
-    Ok(manifest)
-}
-
 /// Builds the tree beside its place and renames it there.
 fn install(
     workloads: &Path,
@@ -243,29 +198,9 @@ fn install(
     if new.exists() {
         fs::remove_dir_all(&new).map_err(io_error("remove", &new))?;
     }
-    let tree = new.join("tree");
-    fs::create_dir_all(&tree).map_err(io_error("make the folder", &tree))?;
-    set_mode(&tree, 0o755)?;
-    // Sorted by path, so a folder comes before what is in it.
-    for (path, file) in &manifest.files {
-        let at = tree.join(path);
-        match file.kind.as_str() {
-            "dir" => fs::create_dir(&at).map_err(io_error("make the folder", &at))?,
-            "symlink" => symlink(&file.target, &at).map_err(io_error("make the symlink", &at))?,
-            _ => {
-                let blob = part.join("blobs").join(file.sha256.to_string());
-                fs::copy(&blob, &at).map_err(io_error("write", &at))?;
-                set_mode(&at, file.mode)?;
-            }
-        }
-    }
-    // Last, and deepest first: a folder may be closed to writing.
-    for (path, _) in manifest.files.iter().rev().filter(|(_, f)| f.kind == "dir") {
-        set_mode(&tree.join(path), manifest.files[path].mode)?;
-    }
-    let manifest_path = new.join("manifest.json");
-    fs::write(&manifest_path, text).map_err(io_error("write", &manifest_path))?;
-    verify(&tree, manifest)?;
+    fs::create_dir_all(&new).map_err(io_error("make the folder", &new))?;
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).map_err(io_error("set the mode of", &new))?;
+    assemble(&new, text, manifest, &|file| part.join("blobs").join(file.sha256.to_string()))?;
     nix::unistd::syncfs(fs::File::open(&new).map_err(io_error("open", &new))?)
         .map_err(|e| io_error("sync", &new)(e.into()))?;
     let dir = workloads.join(workload.to_string());
@@ -276,51 +211,6 @@ fn install(
     fs::rename(&new, &dir).map_err(io_error("rename", &new))?;
     fs::remove_dir_all(part).map_err(io_error("remove", part))?;
     Ok(dir)
-}
-
-fn set_mode(path: &Path, mode: u32) -> Result<(), WorkloadError> {
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(io_error("set the mode of", path))
-}
-
-/// The tree is exactly what the manifest says: nothing missing, changed or added.
-pub fn verify(tree: &Path, manifest: &WorkloadManifest) -> Result<(), WorkloadError> {
-    let mut found = 0;
-    let mut folders = vec![tree.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).map_err(io_error("list", &folder))? {
-            let path = entry.map_err(io_error("list", &folder))?.path();
-            let differs = |what: &str| WorkloadError::Differs { path: path.clone(), what: what.to_owned() };
-            let relative = path.strip_prefix(tree).ok().and_then(Path::to_str);
-            let file =
-                relative.and_then(|r| manifest.files.get(r)).ok_or_else(|| differs("it is not in the manifest"))?;
-            let meta = fs::symlink_metadata(&path).map_err(io_error("look at", &path))?;
-            let kind = meta.file_type();
-            match file.kind.as_str() {
-                "dir" if kind.is_dir() => folders.push(path.clone()),
-                "symlink" if kind.is_symlink() => {
-                    let target = fs::read_link(&path).map_err(io_error("read", &path))?;
-                    if target.to_str() != Some(file.target.as_str()) {
-                        return Err(differs("it points elsewhere"));
-                    }
-                }
-                "file" if kind.is_file() => {
-                    if meta.len() != file.bytes || digest(&path)? != file.sha256 {
-                        return Err(differs("its content changed"));
-                    }
-                }
-                _ => return Err(differs("it is of another kind")),
-            }
-            if !kind.is_symlink() && meta.permissions().mode() & 0o7777 != file.mode {
-                return Err(differs("its mode changed"));
-            }
-            found += 1;
-        }
-    }
-    if found != manifest.files.len() {
-        let what = format!("{} of {} files are missing", manifest.files.len() - found, manifest.files.len());
-        return Err(WorkloadError::Differs { path: tree.to_owned(), what });
-    }
-    Ok(())
 }
 
 fn check_space(dir: &Path, bytes: u64) -> Result<(), WorkloadError> {

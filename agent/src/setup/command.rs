@@ -87,9 +87,12 @@ impl Run {
 
     /// The program is killed when the calling thread ends. Not for programs that must not be torn in the middle.
     pub fn dies_with_us(mut self) -> Self {
-        // SAFETY: prctl with plain numbers is async-signal-safe.
+        // SAFETY: prctl and setrlimit on the closure's own memory are async-signal-safe.
         unsafe {
             self.command.pre_exec(|| {
+                // A trial may well crash what it tries; that leaves no core file behind.
+                let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+                libc::setrlimit(libc::RLIMIT_CORE, &none);
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0 {
                     Ok(())
                 } else {

@@ -4,6 +4,8 @@ use std::{fs, io, os::fd::AsRawFd as _, path::PathBuf};
 
 use serde::Serialize;
 
+#[cfg(test)]
+use super::trials;
 use super::{
     ToolsDir,
     apt::{self, AptError},
@@ -138,11 +140,11 @@ fn room(dir: &ToolsDir) -> Result<(), SetupError> {
 mod tests {
     use super::*;
 
-    /// Installs for real into a folder of its own. Needs root and a Debian mirror.
+    /// Installs for real into a folder of its own, and makes it do what the restored arms do. Needs root and a mirror.
     #[test]
-    fn live_criu_installs_into_a_prefix_and_stays() {
+    fn live_criu_installs_into_a_prefix_saves_and_restores() {
         if refuse_unfit_machine().is_err() {
-            eprintln!("skipped: not root on x86_64 Linux");
+            eprintln!("SKIP root: not root on x86_64 Linux");
             return;
         }
         let t = tempfile::tempdir().unwrap();
@@ -150,8 +152,9 @@ mod tests {
         let note = criu::install(&dir, &mut |line| eprintln!("{line}")).unwrap();
         assert!(criu::known(&note.version));
         assert_eq!(criu::installed(&dir), Some(note));
-        assert!(tools::find(&dir).criu.is_some());
         let left: Vec<_> = fs::read_dir(t.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, ["criu"], "only the prefix remains");
+        let program = tools::find(&dir).criu.unwrap();
+        trials::criu(&program, &trials::tests::own_listener()).unwrap();
     }
 }

@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn live_a_guest_answers_under_tcg() {
         let Some(qemu) = tools::program("qemu-system-x86_64") else {
-            eprintln!("skipped: no qemu-system-x86_64 here; drums-agent setup installs it");
+            eprintln!("SKIP qemu: not installed here; drums-agent setup installs it");
             return;
         };
         boot(&qemu, GuestAccel::Tcg, TCG_LIMIT).unwrap();

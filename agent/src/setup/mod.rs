@@ -17,7 +17,7 @@ mod trials;
 
 use std::path::{Path, PathBuf};
 
-pub use doctor::{Report, Trial, examine};
+pub use doctor::{DoctorOptions, Report, Trial, examine};
 pub use install::{Installed, SetupError, SetupOptions, run};
 
 /// Where tools live that are not the host's packages: shared by all agents of a machine.

@@ -345,11 +345,19 @@ fn config(id: &str, root: &Path) -> io::Result<serde_json::Value> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
-    use crate::setup::{ToolsDir, install::refuse_unfit_machine, listener, tools};
+    use crate::setup::{install::refuse_unfit_machine, listener, tools};
 
-    /// Runs as the process to be saved when the test below starts this very test binary again; passes at once otherwise.
+    /// This test binary, run so that it is the process to be saved.
+    pub(in crate::setup) fn own_listener() -> Vec<OsString> {
+        const SCRIPT: &str =
+            "DRUMS_TEST_LISTENER=\"$2\" exec \"$1\" --exact setup::trials::tests::the_listener_of_the_trial";
+        let own = std::env::current_exe().unwrap();
+        ["sh".as_ref(), "-c".as_ref(), SCRIPT.as_ref(), "sh".as_ref(), own.as_os_str()].map(ToOwned::to_owned).to_vec()
+    }
+
+    /// Runs as the process to be saved when `own_listener` starts this very test binary again; passes at once otherwise.
     #[test]
     fn the_listener_of_the_trial() {
         if let Some(file) = std::env::var_os("DRUMS_TEST_LISTENER") {
@@ -360,7 +368,7 @@ mod tests {
     fn root() -> bool {
         let root = refuse_unfit_machine().is_ok();
         if !root {
-            eprintln!("skipped: not root on x86_64 Linux");
+            eprintln!("SKIP root: not root on x86_64 Linux");
         }
         root
     }
@@ -377,7 +385,7 @@ mod tests {
     #[test]
     fn live_runc_runs_a_container_and_leaves_no_group() {
         let Some(path) = tools::program("runc").filter(|_| root()) else {
-            eprintln!("skipped: no runc here; drums-agent setup installs it");
+            eprintln!("SKIP runc: not installed here; drums-agent setup installs it");
             return;
         };
         runc(&path).unwrap();
@@ -385,24 +393,5 @@ mod tests {
         for hierarchy in ["memory", "pids", "cpu", "unified", ""] {
             assert!(!Path::new("/sys/fs/cgroup").join(hierarchy).join(&name).exists(), "{hierarchy}");
         }
-    }
-
-    #[test]
-    fn live_criu_saves_and_restores_a_listener() {
-        let Some(path) = tools::find(&ToolsDir::new(ToolsDir::DEFAULT)).criu.filter(|_| root()) else {
-            eprintln!("skipped: no CRIU here; drums-agent setup installs it");
-            return;
-        };
-        let own = std::env::current_exe().unwrap();
-        let listener: Vec<OsString> = [
-            "sh".as_ref(),
-            "-c".as_ref(),
-            "DRUMS_TEST_LISTENER=\"$2\" exec \"$1\" --exact setup::trials::tests::the_listener_of_the_trial".as_ref(),
-            "sh".as_ref(),
-            own.as_os_str(),
-        ]
-        .map(ToOwned::to_owned)
-        .to_vec();
-        criu(&path, &listener).unwrap();
     }
 }

@@ -368,7 +368,9 @@ impl Coordinator {
         let mut manifest = WorkloadManifest { version: 1, files: BTreeMap::new() };
         let dir =
             |mode| ManifestFile { kind: "dir".into(), mode, bytes: 0, sha256: Sha256::of(b""), target: String::new() };
-        manifest.files.insert("bin".into(), dir(0o755));
+        for folder in ["tree", "tree/bin"] {
+            manifest.files.insert(folder.into(), dir(0o755));
+        }
         for (path, content) in files {
             let sha256 = Sha256::of(content);
             std::fs::write(self.store.artifacts.join(sha256.to_string()), content).unwrap();
@@ -385,7 +387,7 @@ impl Coordinator {
         let sha256 = Sha256::of(target.as_bytes());
         manifest
             .files
-            .insert("bin/link".into(), ManifestFile { kind: "symlink".into(), mode: 0o777, bytes: 0, sha256, target });
+            .insert("tree/bin/link".into(), ManifestFile { kind: "symlink".into(), mode: 0o777, bytes: 0, sha256, target });
         std::fs::write(self.store.artifacts.join(manifest.sha256().to_string()), manifest.canonical()).unwrap();
         manifest.sha256()
     }

@@ -178,7 +178,7 @@ async fn an_orderly_end_of_the_coordinator_is_a_goodbye() {
 async fn workloads_are_fetched_resumed_and_verified_by_digest() {
     let mut coordinator = Coordinator::start();
     let big: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
-    let workload = coordinator.add_workload(&[("bin/tool", &big), ("bin/small", b"small")]);
+    let workload = coordinator.add_workload(&[("tree/bin/tool", &big), ("tree/bin/small", b"small")]);
     let dir = tempfile::tempdir().unwrap();
     let agent = Agent::start(&coordinator, "h1", dir.path()).await;
     // A download that was cut short, and one that went bad.
@@ -216,7 +216,7 @@ async fn a_workload_that_is_not_there_or_reaches_out_of_its_tree_is_refused() {
     };
     let e = fetch(Sha256::of(b"nothing")).await.unwrap().unwrap_err().to_string();
     assert!(e.contains("no-artifact"), "{e}");
-    for path in ["../outside", "/etc/passwd", "bin/../../x", "nowhere/x", "bin/link/x"] {
+    for path in ["../outside", "/etc/passwd", "tree/bin/../../../x", "tree/nowhere/x", "tree/bin/link/x", "outside"] {
         let workload = coordinator.add_workload(&[(path, b"x")]);
         let e = fetch(workload).await.unwrap().unwrap_err();
         let drums_agent::net::FetchError::Failed { failure, .. } = e else { panic!("{e}") };
