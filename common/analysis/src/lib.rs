@@ -5,15 +5,18 @@
 //! later. Resampling is drawn from the registered seed. How to measure and decide is written in `docs/method.md`.
 
 pub mod analysis;
+pub mod bundle;
 pub mod collect;
 pub mod contrast;
 pub mod gates;
 pub mod machines;
+pub mod report;
 pub mod series;
 pub mod simulate;
 pub mod stats;
 pub mod summary;
 pub mod synthetic;
+pub mod tables;
 pub mod value;
 
 #[cfg(test)]
@@ -21,4 +24,5 @@ mod tests;
 
 pub use analysis::{Analysis, analyse};
 pub use collect::{RunMeta, RunState};
+pub use report::render_html;
 pub use summary::{Status, Summary, Verdict};
