@@ -199,6 +199,11 @@ pub enum Event {
         host: HostId,
         why: String,
     },
+    /// The agent said that something failed and that it tries again: for people.
+    Complaint {
+        host: HostId,
+        what: String,
+    },
     Cancel {
         by: String,
     },
@@ -416,6 +421,10 @@ impl RunState {
                 next.host_mut(host)?;
                 notes.push(note("refused", Some(host), why.clone()));
                 next.end(Ending::Refused { host: host.clone(), why: why.clone() }, now, &mut notes);
+            }
+            Event::Complaint { host, what } => {
+                next.host_mut(host)?;
+                notes.push(note("complaint", Some(host), what.clone()));
             }
             Event::Cancel { by } => {
                 if !self.live() {

@@ -51,6 +51,8 @@ pub(super) struct Driver {
     runs: Vec<Active>,
     answers: mpsc::Receiver<(RunId, Event)>,
     answer: mpsc::Sender<(RunId, Event)>,
+    /// What each host complained of last, so that a repeated complaint is noted once.
+    complaints: BTreeMap<(RunId, HostId), String>,
 }
 
 fn unsettled(state: &RunState) -> bool {
@@ -65,7 +67,7 @@ impl Driver {
     pub(super) async fn load(control: Arc<Control>, queue: mpsc::Receiver<Request>) -> Result<Self, StoreError> {
         let (rows, hosts) = control.store.call(|s| Ok((s.runs(None)?, s.hosts()?))).await?;
         let (answer, answers) = mpsc::channel(16);
-        let mut driver = Self { control, queue, runs: Vec::new(), answers, answer };
+        let mut driver = Self { control, queue, runs: Vec::new(), answers, answer, complaints: BTreeMap::new() };
         for row in rows.into_iter().filter(|r| unsettled(&r.state)) {
             driver.adopt(row).await?;
         }
@@ -149,7 +151,16 @@ impl Driver {
                 let _ = reply.send(receiver);
             }
             Request::HostRefused { host, run, failure } => {
-                self.event(run, &Event::Refused { host, why: failure.to_string() }).await;
+                if failure.class == FailureClass::Transient {
+                    // The agent tries again and says so each time; the deadline bounds that.
+                    let said = (run, host.clone());
+                    if self.complaints.get(&said) != Some(&failure.message) {
+                        self.complaints.insert(said, failure.message.clone());
+                        self.event(run, &Event::Complaint { host, what: failure.message }).await;
+                    }
+                } else {
+                    self.event(run, &Event::Refused { host, why: failure.to_string() }).await;
+                }
             }
             Request::Create { new, reply } => {
                 let result = self.create(new).await;
@@ -177,6 +188,9 @@ impl Driver {
         }
         self.ask_analysis();
         self.runs.retain(|r| unsettled(&r.row.state));
+        let runs = &self.runs;
+        self.complaints.retain(|(run, _), _| runs.iter().any(|r| r.row.state.id == *run));
+        self.control.acked_map().retain(|(run, _), _| runs.iter().any(|r| r.row.state.id == *run));
         self.send_orders();
     }
 
@@ -201,7 +215,7 @@ impl Driver {
                 Err(e) => tracing::warn!(run = %run, error = %e, "an event did not fit the run"),
             }
         }
-        if state == active.row.state {
+        if state == active.row.state && notes.is_empty() {
             return false;
         }
         for n in &notes {

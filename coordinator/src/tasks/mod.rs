@@ -10,6 +10,8 @@
 mod driver;
 mod ports;
 mod requests;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::HashMap,

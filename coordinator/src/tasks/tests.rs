@@ -1,0 +1,419 @@
+//! The driver with a real store and fake agents that speak through the ports, across restarts.
+
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use drums_common::{
+    clock::{Clock, Micros, MonoMicros},
+    digest::Sha256,
+    evidence::{BlockEnded, BlockResult, BlockStarted, Body, Closed, Environment, Preflight, Record, Teardown},
+    experiment::Registration,
+    failure::Failure,
+    ids::{Generation, HostId, InstallationId, RunId},
+    lease::LeaseTimes,
+    machine::{Accelerator, HostFacts, MachineIdentity},
+    spec,
+    verdict::Verdict,
+    wire::latest::{AgentHello, EvidenceBatch, RunPhase},
+};
+use tokio::{sync::watch, task::JoinHandle, time::timeout};
+
+use super::*;
+use crate::{
+    core::run::Ending,
+    net::ports::{Peer, Ports as _},
+    store::{CertificateRow, Ownership, SqliteStore},
+};
+
+/// Everything here takes milliseconds; a loaded machine gets this long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Time that the test moves.
+#[derive(Default)]
+struct TestClock(AtomicU64);
+impl TestClock {
+    fn pass(&self, ms: u64) {
+        self.0.fetch_add(ms * 1_000, Ordering::SeqCst);
+    }
+}
+impl Clock for TestClock {
+    fn now(&self) -> Micros {
+        Micros(1_800_000_000_000_000 + self.0.load(Ordering::SeqCst) as i64)
+    }
+    fn boottime(&self) -> MonoMicros {
+        MonoMicros(1_000_000 + self.0.load(Ordering::SeqCst))
+    }
+}
+
+fn facts() -> HostFacts {
+    HostFacts {
+        identity: MachineIdentity { boot_id: "b".into(), hardware: "h".into(), ..Default::default() },
+        hostname: "machine".into(),
+        kernel: "6.18".into(),
+        os: "Debian 12".into(),
+        cpu_model: "cpu".into(),
+        microcode: "1".into(),
+        mitigations: Default::default(),
+        cpus: 2,
+        memory_bytes: 1 << 34,
+        disk_free_bytes: 1 << 34,
+        cgroup_version: 1,
+        accelerator: Accelerator::Tcg,
+        accelerator_detail: String::new(),
+        tools: Default::default(),
+        unfit: Default::default(),
+    }
+}
+
+fn registration() -> Registration {
+    let text = include_str!("data/two-arms.toml");
+    let mut e = spec::parse("two-arms.toml", text.as_bytes()).unwrap_or_else(|e| panic!("{e}")).experiment;
+    e.workload.sha256 = Some(Sha256::of(b"tree"));
+    Registration::freeze(e, Micros(1)).unwrap()
+}
+
+/// One life of a coordinator.
+struct Life {
+    control: Arc<Control>,
+    driver: JoinHandle<()>,
+    down: watch::Sender<bool>,
+    store: StoreHandle,
+}
+
+impl Life {
+    async fn start(home: &Path, clock: Arc<TestClock>) -> Self {
+        let store = StoreHandle::start(Box::new(SqliteStore::open(&home.join("store")).unwrap())).unwrap();
+        let artifacts = Artifacts::new(home.join("artifacts"));
+        let (down, is_down) = watch::channel(false);
+        let (control, driver) =
+            Control::start(store.clone(), artifacts, clock, LeaseTimes::default(), is_down).await.unwrap();
+        Self { control, driver, down, store }
+    }
+
+    async fn end(self) {
+        self.down.send_replace(true);
+        self.driver.await.unwrap();
+        drop(self.control);
+        self.store.close().await;
+    }
+
+    async fn state(&self, run: RunId) -> crate::core::run::RunState {
+        self.store.call(move |s| s.run(run)).await.unwrap().unwrap().state
+    }
+
+    async fn closed(&self, run: RunId) -> Verdict {
+        let mut changes = self.control.changes();
+        let wait = async {
+            loop {
+                changes.borrow_and_update();
+                if let Some(verdict) = self.state(run).await.verdict() {
+                    return verdict;
+                }
+                changes.changed().await.unwrap();
+            }
+        };
+        timeout(PATIENCE, wait).await.expect("the run closes")
+    }
+
+    async fn run(&self) -> RunId {
+        let new = NewRun { experiment: "EXP-100".parse().unwrap(), registration: None, until: None, by: "test".into() };
+        self.control.create_run(new).await.unwrap().id
+    }
+}
+
+/// An agent in memory: its spool outlives coordinators.
+struct Agent {
+    peer: Peer,
+    records: Vec<Record>,
+    acked: u64,
+    /// Leaves after so many blocks ended in all.
+    leave_after: usize,
+    blocks: usize,
+}
+
+impl Agent {
+    fn new(name: &str) -> Self {
+        let host: HostId = name.parse().unwrap();
+        let certificate = Sha256::of(name.as_bytes());
+        let peer = Peer { host, installation: InstallationId([1; 4]), certificate };
+        Self { peer, records: vec![], acked: 0, leave_after: usize::MAX, blocks: 0 }
+    }
+
+    fn hello(&self) -> AgentHello {
+        AgentHello {
+            agent_version: "test".into(),
+            agent_sha256: Sha256::of(b"agent"),
+            installation: self.peer.installation,
+            instance: 1,
+            facts: facts(),
+            spools: vec![],
+        }
+    }
+
+    fn write(&mut self, registration: Sha256, run: RunId, generation: Generation, body: Body) {
+        let seq = self.records.len() as u64 + 1;
+        let host = self.peer.host.clone();
+        self.records.push(Record { registration, run, host, seq, at: Micros(seq as i64), generation, body });
+    }
+
+    /// Does what it is told until the run is closed for it, it leaves, or the coordinator goes.
+    async fn live(mut self, control: Arc<Control>) -> Self {
+        let mut accepted = control.on_connect(&self.peer, self.hello()).await.unwrap();
+        let generation = accepted.welcome.generation;
+        loop {
+            let order = accepted.orders.borrow_and_update().clone();
+            let Order::Desired(desired) = order else { return self };
+            for r in &desired.runs {
+                match r.phase {
+                    RunPhase::Prepare if self.records.is_empty() => {
+                        let preflight = Preflight {
+                            facts: facts(),
+                            agent_version: "test".into(),
+                            agent_sha256: Sha256::of(b"agent"),
+                            workload_sha256: r.workload_sha256,
+                            clock_resolution_ns: Default::default(),
+                            note: String::new(),
+                        };
+                        self.write(r.registration, r.run, generation, Body::Preflight(preflight));
+                    }
+                    RunPhase::Prepare => {}
+                    RunPhase::Measure => {
+                        if let Some(grant) = r.granted.get(self.blocks) {
+                            let started = BlockStarted {
+                                block: grant.block,
+                                kind: grant.kind,
+                                order: grant.order.clone(),
+                                template_build: grant.template_build,
+                                cpus: vec![0],
+                                environment_bytes: 0,
+                                delays_ms: Default::default(),
+                            };
+                            let environment = Environment { settled: true, duration_ms: 1.0, ..Default::default() };
+                            let ended = BlockEnded {
+                                block: grant.block,
+                                kind: grant.kind,
+                                result: BlockResult::Completed,
+                                environment,
+                            };
+                            self.write(r.registration, r.run, generation, Body::BlockStarted(started));
+                            self.write(r.registration, r.run, generation, Body::BlockEnded(ended));
+                            self.blocks += 1;
+                        }
+                    }
+                    RunPhase::Unwind | RunPhase::Cancel => {
+                        let closed = Closed { teardown: Teardown::Clean, reason: String::new() };
+                        self.write(r.registration, r.run, generation, Body::Closed(closed));
+                    }
+                }
+            }
+            if (self.acked as usize) < self.records.len() {
+                // Everything is sent again each time: repeats must do nothing.
+                let batch = EvidenceBatch { run: self.records[0].run, records: self.records.clone() };
+                self.acked = control.commit_evidence(&self.peer, batch).await.unwrap().through_seq;
+            }
+            let closed = matches!(self.records.last(), Some(Record { body: Body::Closed(_), .. }));
+            if closed || self.blocks >= self.leave_after || accepted.orders.changed().await.is_err() {
+                control.disconnected(&self.peer, "test");
+                return self;
+            }
+        }
+    }
+}
+
+async fn prepare(life: &Life, agents: &[Agent]) -> Registration {
+    let registration = registration();
+    let stored = registration.clone();
+    let peers: Vec<Peer> = agents.iter().map(|a| a.peer.clone()).collect();
+    life.store
+        .call(move |s| {
+            s.add_registration(&stored, "spec")?;
+            for p in peers {
+                s.add_host(&p.host, "sandbox", Ownership::Adopted, Micros(1))?;
+                let row = CertificateRow {
+                    sha256: p.certificate,
+                    host: p.host,
+                    installation: p.installation,
+                    expires: Micros(i64::MAX),
+                    revoked: None,
+                };
+                s.add_certificate(&row, Micros(1))?;
+            }
+            Ok(())
+        })
+        .await
+        .unwrap();
+    registration
+}
+
+/// Waits until placement sees the host: an agent that has connected.
+async fn connected(life: &Life, agents: &[&HostId]) {
+    let mut changes = life.control.changes();
+    let wait = async {
+        while !agents.iter().all(|h| life.control.connected(h)) {
+            changes.changed().await.unwrap();
+        }
+    };
+    timeout(PATIENCE, wait).await.expect("the agents connect");
+}
+
+fn each_block_once(state: &crate::core::run::RunState, registration: &Registration) {
+    for h in &state.hosts {
+        assert_eq!(h.granted, drums_common::plan::blocks(&registration.experiment, &h.host));
+        assert_eq!(h.ended.len(), h.granted.len());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_goes_on_where_it_was_after_any_restart() {
+    let home = tempfile::tempdir().unwrap();
+    let clock = Arc::new(TestClock::default());
+    let life = Life::start(home.path(), clock.clone()).await;
+    let mut agents = vec![Agent::new("h1"), Agent::new("h2")];
+    let registration = prepare(&life, &agents).await;
+    let (h1, h2): (HostId, HostId) = ("h1".parse().unwrap(), "h2".parse().unwrap());
+
+    // First life: both leave after two blocks each.
+    agents.iter_mut().for_each(|a| a.leave_after = 2);
+    let mut tasks: Vec<_> = agents.into_iter().map(|a| tokio::spawn(a.live(life.control.clone()))).collect();
+    connected(&life, &[&h1, &h2]).await;
+    let run = life.run().await;
+    let mut agents = Vec::new();
+    for t in tasks.drain(..) {
+        agents.push(timeout(PATIENCE, t).await.expect("the agent leaves").unwrap());
+    }
+    assert!(agents.iter().all(|a| a.blocks == 2));
+    life.end().await;
+
+    // More lives, each ended wherever it is.
+    for leave_after in [3, 6, usize::MAX] {
+        let life = Life::start(home.path(), clock.clone()).await;
+        agents.iter_mut().for_each(|a| a.leave_after = leave_after);
+        let mut tasks: Vec<_> = agents.drain(..).map(|a| tokio::spawn(a.live(life.control.clone()))).collect();
+        for t in tasks.drain(..) {
+            agents.push(timeout(PATIENCE, t).await.expect("the agent leaves").unwrap());
+        }
+        if leave_after == usize::MAX {
+            life.closed(run).await;
+            let state = life.state(run).await;
+            assert_eq!(state.ending, Some(Ending::Done));
+            each_block_once(&state, &registration);
+            assert_eq!(state.teardown(), (vec![], vec![]));
+            for a in &agents {
+                let (host, n) = (a.peer.host.clone(), a.records.len());
+                let rows = life.store.call(move |s| s.evidence(run, &host, 0, 10_000)).await.unwrap();
+                assert_eq!(rows.len(), n, "each record once");
+                assert!(rows.iter().all(|r| !r.late));
+            }
+        }
+        life.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_never_returns_is_lost_fenced_and_its_late_words_are_kept() {
+    let home = tempfile::tempdir().unwrap();
+    let clock = Arc::new(TestClock::default());
+    let life = Life::start(home.path(), clock.clone()).await;
+    let mut agent = Agent::new("h1");
+    prepare(&life, std::slice::from_ref(&agent)).await;
+    let mut one = registration().experiment;
+    one.hosts.count = 1;
+    let one = Registration::freeze(one, Micros(2)).unwrap();
+    let stored = one.clone();
+    life.store.call(move |s| s.add_registration(&stored, "spec")).await.unwrap();
+    let h1 = agent.peer.host.clone();
+
+    agent.leave_after = 1;
+    let task = tokio::spawn(agent.live(life.control.clone()));
+    connected(&life, &[&h1]).await;
+    let run = life.run().await;
+    let mut agent = timeout(PATIENCE, task).await.expect("the agent dies").unwrap();
+    // Not before the whole life lease.
+    clock.pass(29 * 60_000);
+    life.control.wake.notify_one();
+    assert!(life.state(run).await.live());
+    clock.pass(2 * 60_000);
+    life.control.wake.notify_one();
+    assert_eq!(life.closed(run).await, Verdict::Lost);
+    assert_eq!(life.state(run).await.teardown().1, [h1.clone()]);
+
+    // It comes back after all: under a new generation, and is told to cancel what it held.
+    let accepted = life.control.on_connect(&agent.peer, agent.hello()).await.unwrap();
+    assert_eq!(accepted.welcome.generation, Generation(2));
+    let Order::Desired(desired) = accepted.orders.borrow().clone() else { panic!("desired") };
+    assert_eq!(desired.runs[0].phase, RunPhase::Cancel);
+    agent.write(
+        one.sha256,
+        run,
+        Generation(1),
+        Body::Closed(Closed { teardown: Teardown::Clean, reason: "late".into() }),
+    );
+    let batch = EvidenceBatch { run, records: agent.records.clone() };
+    let ack = life.control.commit_evidence(&agent.peer, batch).await.unwrap();
+    assert_eq!(ack.through_seq, agent.records.len() as u64);
+    let (host, after) = (agent.peer.host.clone(), ack.through_seq - 1);
+    let rows = life.store.call(move |s| s.evidence(run, &host, after, 10)).await.unwrap();
+    assert!(rows[0].late);
+    let mut changes = life.control.changes();
+    let told = async {
+        while !life.state(run).await.teardown().1.is_empty() {
+            changes.changed().await.unwrap();
+        }
+    };
+    timeout(PATIENCE, told).await.expect("the late teardown is taken");
+    life.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runs_are_refused_in_words_and_nothing_is_recorded() {
+    let home = tempfile::tempdir().unwrap();
+    let clock = Arc::new(TestClock::default());
+    let life = Life::start(home.path(), clock.clone()).await;
+    let new =
+        |registration| NewRun { experiment: "EXP-100".parse().unwrap(), registration, until: None, by: "test".into() };
+    let code = |r: Result<crate::core::run::RunState, Failure>| r.unwrap_err().code;
+    assert_eq!(code(life.control.create_run(new(None)).await), "not-registered");
+    let agents = [Agent::new("h1"), Agent::new("h2")];
+    prepare(&life, &agents).await;
+    assert_eq!(code(life.control.create_run(new(None)).await), "not-enough-hosts");
+    assert_eq!(code(life.control.create_run(new(Some(Sha256::of(b"other")))).await), "not-registered");
+    let past = NewRun { until: Some(Micros(5)), ..new(None) };
+    assert_eq!(code(life.control.create_run(past).await), "deadline-past");
+    assert_eq!(code(life.control.cancel_run(RunId([9; 6]), "test".into()).await), "no-such-run");
+    assert!(life.store.call(|s| s.runs(None)).await.unwrap().is_empty());
+
+    // A certificate that this home did not issue, and a released host.
+    let mut stranger = agents[0].peer.clone();
+    stranger.certificate = Sha256::of(b"foreign");
+    let refused = life.control.on_connect(&stranger, agents[0].hello()).await.unwrap_err();
+    assert_eq!(refused.code, "foreign-certificate");
+    life.control.release("h1".parse().unwrap(), "test".into()).await.unwrap();
+    let refused = life.control.on_connect(&agents[0].peer, agents[0].hello()).await.unwrap_err();
+    assert_eq!(refused.code, "released");
+    life.end().await;
+}
+
+/// The analysis and the store name the same verdicts.
+#[test]
+fn verdicts_have_the_same_names_everywhere() {
+    use drums_analysis::Verdict as Theirs;
+    let theirs = [
+        Theirs::Pass,
+        Theirs::Fail,
+        Theirs::Undecided,
+        Theirs::Invalid,
+        Theirs::Incomplete,
+        Theirs::Lost,
+        Theirs::Cancelled,
+    ];
+    for v in theirs {
+        let ours: Verdict = v.as_str().parse().unwrap();
+        assert_eq!(ours.exit_code(), v.exit_code());
+    }
+}
