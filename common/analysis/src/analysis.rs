@@ -19,7 +19,7 @@ use crate::{
         AaSummary, Accounting, ArmSummary, Controls, DelayedSummary, HarnessSummary, MetricSummary, Percentile,
         PhaseSummary, RatioSummary, RunSummary, Runs, Share, Status, Summary, TemplateSummary, Verdict,
     },
-    value::Value,
+    value::{Value, percent},
 };
 
 /// Everything that the report, the tables and `summary.json` are made of.
@@ -257,7 +257,7 @@ fn arm_summary(
     let role = match &arm.control {
         None => String::new(),
         Some(Control::SameAs { arm }) => format!("A/A control of {arm}"),
-        Some(Control::Delayed { arm, fraction }) => format!("{arm} delayed by {} %", Value::new(fraction * 100.0)),
+        Some(Control::Delayed { arm, fraction }) => format!("{arm} delayed by {}", percent(*fraction)),
     };
     ArmSummary {
         arm: arm.name.clone(),
@@ -437,7 +437,11 @@ fn decide(
             worse(Verdict::Invalid);
             reasons.push(format!(
                 "positive control: {} was delayed by {} of {}, and [{}, {}] excludes that: the measurement does not see what it should",
-                c.arm, c.fraction, c.base, c.low, c.high
+                c.arm,
+                percent(c.fraction.get()),
+                c.base,
+                c.low,
+                c.high
             ));
         } else {
             worse(Verdict::Undecided);
@@ -512,7 +516,7 @@ fn bar_sentence(r: &RatioSummary, arms: &[ArmSummary]) -> String {
         r.base_case,
         r.low,
         r.high,
-        bar.at_most,
+        bar.at_most.get(),
         bar.answer,
         bar.reason,
         r.isolation,

@@ -3,7 +3,7 @@
 use crate::{
     Analysis, Summary,
     summary::{Percentile, RatioSummary},
-    value::Value,
+    value::{Value, percent},
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +118,7 @@ fn ratio_row(r: &RatioSummary) -> Vec<String> {
         r.machine.clone(),
     ];
     match &r.bar {
-        Some(b) => row.extend([format!("≤ {}", b.at_most), b.answer.to_string()]),
+        Some(b) => row.extend([format!("≤ {}", b.at_most.get()), b.answer.to_string()]),
         None => row.extend([String::new(), if r.exploratory { "exploratory".to_owned() } else { String::new() }]),
     }
     row
@@ -153,25 +153,25 @@ pub fn controls(s: &Summary) -> Table {
                 c.metric.as_str().to_owned(),
                 opt(c.ratio),
                 interval(Some(c.low), Some(c.high)),
-                opt(c.mde.map(|m| Value::new(m.get() * 100.0))),
+                c.mde.map_or("-".to_owned(), |m| percent(m.get())),
                 c.answer.as_str().to_owned(),
             ]
         })
         .collect();
     rows.extend(s.controls.all_delayed.iter().map(|c| {
         vec![
-            format!("delayed by {} %", Value::new(c.fraction.get() * 100.0)),
+            format!("delayed by {}", percent(c.fraction.get())),
             format!("{} over {}", c.arm, c.base),
             c.metric.as_str().to_owned(),
             opt(c.ratio),
             interval(Some(c.low), Some(c.high)),
-            opt(c.mde.map(|m| Value::new(m.get() * 100.0))),
+            c.mde.map_or("-".to_owned(), |m| percent(m.get())),
             if c.found { "found" } else { "not found" }.to_owned(),
         ]
     }));
     Table {
         title: "Controls".to_owned(),
-        header: vec!["control", "arms", "metric", "ratio", "interval", "detectable %", "answer"],
+        header: vec!["control", "arms", "metric", "ratio", "interval", "detectable", "answer"],
         rows,
     }
 }

@@ -27,6 +27,16 @@ impl Value {
     }
 }
 
+/// A fraction as per cent, without needless digits: `25 %`, `7.8 %`.
+pub fn percent(fraction: f64) -> String {
+    if !fraction.is_finite() {
+        return "∞ %".to_owned();
+    }
+    let x = fraction * 100.0;
+    let text = if x.abs() >= 100.0 { format!("{x:.0}") } else { format!("{x:.1}") };
+    format!("{} %", text.strip_suffix(".0").unwrap_or(&text))
+}
+
 impl From<f64> for Value {
     fn from(x: f64) -> Self {
         Self::new(x)
@@ -109,6 +119,11 @@ mod tests {
         let text = serde_json::to_string(&v).unwrap();
         assert_eq!(text, r#"[0.333333,"inf",2.0]"#);
         assert_eq!(serde_json::from_str::<Vec<Value>>(&text).unwrap(), v);
+    }
+
+    #[test]
+    fn percents_are_short() {
+        assert_eq!([0.25, 0.0784, 1.5, 0.0, f64::INFINITY].map(percent), ["25 %", "7.8 %", "150 %", "0 %", "∞ %"]);
     }
 
     #[test]

@@ -41,23 +41,31 @@ impl LogAxis {
     /// Round values within the axis, at most about seven.
     pub(super) fn ticks(&self) -> Vec<f64> {
         let decades = (self.high / self.low).log10();
+        if decades < 0.6 {
+            return self.linear_ticks();
+        }
         let steps: &[f64] = if decades > 3.5 {
             &[1.0]
         } else if decades > 1.8 {
             &[1.0, 3.0]
-        } else if decades > 0.8 {
-            &[1.0, 2.0, 5.0]
         } else {
-            &[1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0]
+            &[1.0, 2.0, 5.0]
         };
         let first = self.low.log10().floor() as i32;
         let last = self.high.log10().ceil() as i32;
-        let all: Vec<f64> = (first..=last)
+        (first..=last)
             .flat_map(|d| steps.iter().map(move |s| s * 10f64.powi(d)))
             .filter(|v| self.contains(*v))
-            .collect();
-        // Narrow axes get a few; dropping every other keeps them round.
-        if all.len() > 8 { all.into_iter().step_by(2).collect() } else { all }
+            .collect()
+    }
+
+    /// On less than two thirds of a decade multiples of one round step, three to seven of them.
+    fn linear_ticks(&self) -> Vec<f64> {
+        let rough = (self.high - self.low) / 4.0;
+        let decade = 10f64.powf(rough.log10().floor());
+        let step = [1.0, 2.0, 2.5, 5.0, 10.0].map(|s| s * decade).into_iter().find(|s| *s >= rough).unwrap_or(rough);
+        let first = (self.low / step).ceil() as i64;
+        (first..first + 8).map(|k| k as f64 * step).filter(|v| self.contains(*v)).collect()
     }
 }
 

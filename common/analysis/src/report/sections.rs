@@ -17,7 +17,7 @@ use crate::{
     series::{Mark, Point},
     stats::Answer,
     summary::{ArmSummary, Percentile, RatioSummary},
-    value::Value,
+    value::{Value, percent},
 };
 
 fn section(h: &mut String, id: &str, title: &str) {
@@ -186,7 +186,7 @@ pub(super) fn bars(h: &mut String, s: &Summary) {
             Some(vec![
                 format!("{}{}", esc(&r.name), on_machine(s, &r.machine)),
                 format!("{}, {}, {}; {}", esc(&r.endpoint), esc(&r.position), esc(&r.base_case), esc(&r.isolation)),
-                format!("{} ≤ {}", rule(b.rule), b.at_most),
+                format!("{} ≤ {}", rule(b.rule), b.at_most.get()),
                 opt(b.tested),
                 answer_tag(b.answer),
                 esc(&b.reason),
@@ -491,20 +491,20 @@ pub(super) fn controls(h: &mut String, s: &Summary) {
             c.metric.as_str().to_owned(),
             opt(c.ratio),
             interval(Some(c.low), Some(c.high)),
-            c.mde.map_or("–".to_owned(), |m| format!("{} %", Value::new(m.get() * 100.0))),
+            c.mde.map_or("–".to_owned(), |m| percent(m.get())),
             tag(class, c.answer.as_str()),
-            format!("must not be better or worse at ±{} %", Value::new(c.margin.get() * 100.0)),
+            format!("must not be better or worse at a margin of {}", percent(c.margin.get())),
         ]);
     }
     for c in &s.controls.all_delayed {
         let delays: Vec<String> = c.delays_ms.iter().map(|(h, d)| format!("{h} {d} ms")).collect();
         rows.push(vec![
-            format!("positive: {} % of delay injected", Value::new(c.fraction.get() * 100.0)),
+            format!("positive: {} of delay injected", percent(c.fraction.get())),
             format!("{} / {}{}", c.arm, c.base, on_machine(s, &c.machine)),
             c.metric.as_str().to_owned(),
             opt(c.ratio),
             interval(Some(c.low), Some(c.high)),
-            c.mde.map_or("–".to_owned(), |m| format!("{} %", Value::new(m.get() * 100.0))),
+            c.mde.map_or("–".to_owned(), |m| percent(m.get())),
             if c.found { tag("t-good", "found") } else { tag("t-bad", "not found") },
             format!("must be found: interval above 1 (injected: {})", esc(&delays.join(", "))),
         ]);
@@ -577,7 +577,7 @@ pub(super) fn accounting(h: &mut String, s: &Summary) {
     );
     if !s.harness.is_empty() {
         h.push_str("<h3>The harness's own disturbance, per block</h3>");
-        let percent = |v: Value| format!("{} %", Value::new(v.get() * 100.0));
+        let percent = |v: Value| percent(v.get());
         let rows: Vec<Vec<String>> = s
             .harness
             .iter()
@@ -609,11 +609,8 @@ pub(super) fn accounting(h: &mut String, s: &Summary) {
         .iter()
         .filter(|a| !a.variance_shares.is_empty())
         .map(|a| {
-            let text: Vec<String> = a
-                .variance_shares
-                .iter()
-                .map(|v| format!("{} {} %", esc(&v.level), Value::new((v.share.get() * 1000.0).round() / 10.0)))
-                .collect();
+            let text: Vec<String> =
+                a.variance_shares.iter().map(|v| format!("{} {}", esc(&v.level), percent(v.share.get()))).collect();
             vec![format!("{}{}", a.arm, on_machine(s, &a.machine)), text.join(" · ")]
         })
         .collect();
@@ -680,7 +677,7 @@ pub(super) fn registered(h: &mut String, registration: &Registration) {
         h,
         r#"<p>SHA-256 of the canonical form: <span class="mono">{}</span>, registered {}.</p><ul>
 <li>{} Williams-balanced blocks per host after {} of warm-up, seed {}, {} template builds per host, at most {} runs</li>
-<li>margin {} %, alpha {}, ready within {} ms, deadline {} s</li>
+<li>margin {}, alpha {}, ready within {} ms, deadline {} s</li>
 <li>limits: {} CPU on {} CPUs, {} MiB (QEMU {} MiB more)</li><li>workload {} <span class="mono">{}</span></li></ul>"#,
         registration.sha256,
         utc(registration.registered_at),
@@ -689,7 +686,7 @@ pub(super) fn registered(h: &mut String, registration: &Registration) {
         d.seed,
         d.template_builds_per_host,
         d.max_runs,
-        Value::new(d.margin * 100.0),
+        percent(d.margin),
         d.alpha,
         d.ready_timeout_ms,
         e.deadline_ms / 1000,
