@@ -205,8 +205,10 @@ pub fn judge<'e, 'a>(experiment: &Experiment, evidence: &'e RunEvidence<'a>) -> 
                 .rows
                 .iter()
                 .map(|row| {
-                    let breaches = outcome.breaches.get(&(*host, i, row.arm)).map_or(&[][..], Vec::as_slice);
-                    judged_row(experiment, row, breaches)
+                    let of = |all: &BTreeMap<(&HostId, usize, usize), Vec<String>>| {
+                        all.get(&(*host, i, row.arm)).cloned().unwrap_or_default()
+                    };
+                    judged_row(experiment, row, &of(&outcome.breaches), &of(&outcome.resets))
                 })
                 .collect();
             blocks.push(JudgedBlock { attempt, fate, rows });
@@ -244,8 +246,12 @@ pub fn judge<'e, 'a>(experiment: &Experiment, evidence: &'e RunEvidence<'a>) -> 
             EffectiveState::Other(other)
         }
     };
-    let breaches =
-        outcome.breaches.iter().flat_map(|((_, _, arm), what)| what.iter().map(|w| (*arm, w.clone()))).collect();
+    let breaches = outcome
+        .breaches
+        .iter()
+        .chain(&outcome.resets)
+        .flat_map(|((_, _, arm), what)| what.iter().map(|w| (*arm, w.clone())))
+        .collect();
     let voids = blocks
         .iter()
         .filter_map(|b| match &b.fate {
@@ -266,11 +272,11 @@ fn describe(result: &BlockResult) -> String {
     }
 }
 
-fn judged_row(experiment: &Experiment, row: &Row<'_>, breaches: &[String]) -> JudgedRow {
+fn judged_row(experiment: &Experiment, row: &Row<'_>, breaches: &[String], resets: &[String]) -> JudgedRow {
     let outcome = row.outcome();
     let mut failures: Vec<String> = outcome.map(|o| o.failures.clone()).unwrap_or_default();
-    failures.extend_from_slice(breaches);
-    let session_valid = outcome.is_some_and(|o| o.valid) && breaches.is_empty();
+    failures.extend(breaches.iter().chain(resets).filter(|b| !failures.contains(b)).cloned().collect::<Vec<_>>());
+    let session_valid = outcome.is_some_and(|o| o.valid) && breaches.is_empty() && resets.is_empty();
     let values = experiment
         .metrics
         .iter()
@@ -281,6 +287,7 @@ fn judged_row(experiment: &Experiment, row: &Row<'_>, breaches: &[String]) -> Ju
             let taken = match outcome {
                 None => Taken::Lost,
                 Some(_) if !breaches.is_empty() => Taken::Failed,
+                Some(_) if spec.metric == Metric::ResetToReady && !resets.is_empty() => Taken::Failed,
                 Some(o) if o.failed_metrics.contains(&spec.metric) => Taken::Failed,
                 Some(o) if !o.valid && o.failed_metrics.is_empty() => Taken::Failed,
                 Some(o) => match value {
@@ -368,15 +375,19 @@ fn host_completeness(experiment: &Experiment, host: &HostId, run: &HostRun<'_>, 
     for s in &run.stray {
         gate.found(s.clone());
     }
-    // Every template that a block of this host took sessions from has its record.
+    // Every template that a session came from has its record. One that could not be built has none, and its sessions'
+    // failures count against the arm.
     let built: BTreeSet<(&str, u32)> = run.templates.iter().map(|t| (t.arm.as_str(), t.build)).collect();
-    let used: BTreeSet<u32> =
-        run.attempts.iter().filter(|a| a.measured() && a.completed()).map(|a| a.started.template_build).collect();
-    for arm in experiment.arms.iter().filter(|a| a.kind.from_template()) {
-        for build in &used {
-            if !built.contains(&(arm.name.as_str(), *build)) {
-                gate.found(format!("{host}: no record of template build {build} of arm {}", arm.name));
+    let mut missing = BTreeSet::new();
+    for a in run.attempts.iter().filter(|a| a.measured() && a.completed()) {
+        for row in a.rows.iter().filter(|r| r.outcome().is_some_and(|o| o.valid)) {
+            let arm = &experiment.arms[row.arm];
+            if arm.kind.from_template() && !built.contains(&(arm.name.as_str(), a.started.template_build)) {
+                missing.insert((&arm.name, a.started.template_build));
             }
         }
+    }
+    for (arm, build) in missing {
+        gate.found(format!("{host}: no record of template build {build} of arm {arm}"));
     }
 }

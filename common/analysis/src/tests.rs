@@ -304,6 +304,38 @@ fn siblings_that_share_an_identity_fail_the_arm() {
         o[3].identity_after_reset.machine_id = o[3].identity.machine_id.clone();
     });
     assert_verdict(&a, Verdict::Fail, Status::Failed, "after the reset same machine id");
+    // What the agent saw survive a reset; the create before it stands.
+    let a = analysed(&plain(), |_, r| {
+        let o = &mut outcomes(r, "runc-cold")[5];
+        o.valid = false;
+        o.failures = vec!["reset: the planted file survived it".to_owned()];
+        o.failed_metrics = vec![Metric::ResetToReady];
+    });
+    assert_verdict(&a, Verdict::Fail, Status::Failed, "the planted file survived it");
+    let row = a.summary.arms.iter().find(|x| x.arm == arm("runc-cold")).unwrap();
+    assert_eq!((row.metrics[0].failed, row.metrics[1].failed, row.valid_sessions), (0, 1, 15));
+}
+
+/// A template that cannot be built is the arm's failure, not missing evidence.
+#[test]
+fn an_arm_without_a_template_fails_its_sessions() {
+    let mut s = plain();
+    for block in [1, 5] {
+        s.failing.insert((host("h1"), block, arm("runc-restored")));
+    }
+    let a = analysed(&s, |_, records| {
+        let at = records
+            .iter()
+            .position(|r| matches!(&r.body, Body::Template(t) if t.arm == arm("runc-restored") && t.build == 1))
+            .unwrap();
+        let (h, seq) = (records[at].host.clone(), records[at].seq);
+        records.remove(at);
+        for r in records.iter_mut().filter(|r| r.host == h && r.seq > seq) {
+            r.seq -= 1;
+        }
+    });
+    assert_eq!(a.summary.runs.text, "1 of 1", "{:?}", a.summary.runs.list);
+    assert_eq!(ratio(&a, "runc-restored", "runc-cold", Metric::CreateToReady).high.get(), f64::INFINITY);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use drums_common::{
     evidence::{Identity, Teardown},
-    experiment::Experiment,
+    experiment::{Experiment, Metric},
     ids::HostId,
 };
 
@@ -13,8 +13,10 @@ use super::{Effect, Gate};
 use crate::{collect::RunEvidence, summary::GateKind};
 
 pub(super) struct Judged<'a> {
-    /// By host, attempt and arm.
+    /// By host, attempt and arm: what fails the arm and leaves no value of the session standing.
     pub(super) breaches: BTreeMap<(&'a HostId, usize, usize), Vec<String>>,
+    /// The same for resets, which leave what came before them standing.
+    pub(super) resets: BTreeMap<(&'a HostId, usize, usize), Vec<String>>,
     pub(super) gates: Vec<Gate>,
 }
 
@@ -63,9 +65,10 @@ pub(super) fn judge<'a>(experiment: &Experiment, evidence: &RunEvidence<'a>) -> 
     let mut identity =
         gate("identity", "siblings differ in hostname and address (per host), machine id and random stream (per run)");
     let mut state = gate("state", "restored sessions carry their template's state, cold ones carry none");
-    let mut reset = gate("reset", "a reset session has a new machine id and random stream");
+    let mut reset = gate("reset", "a reset leaves nothing behind and gives a new machine id and random stream");
     let mut teardown = Gate::new("teardown", GateKind::Outcome, Effect::Printed, "nothing is left on the host");
     let mut breaches: BTreeMap<(&'a HostId, usize, usize), Vec<String>> = BTreeMap::new();
+    let mut resets: BTreeMap<(&'a HostId, usize, usize), Vec<String>> = BTreeMap::new();
     let mut seen = Seen::default();
     let (mut sessions, mut failed) = (0, 0);
 
@@ -121,9 +124,18 @@ pub(super) fn judge<'a>(experiment: &Experiment, evidence: &RunEvidence<'a>) -> 
                     breach(&mut state, "its template has no state to carry".to_owned());
                 }
                 if o.identity_after_reset != Identity::default() {
+                    // It came up again, so what the agent found wrong with the reset is a breach and no mere failure.
+                    let mut found: Vec<String> = if o.failed_metrics.contains(&Metric::ResetToReady) {
+                        o.failures.iter().filter(|f| f.starts_with("reset: ")).cloned().collect()
+                    } else {
+                        Vec::new()
+                    };
                     let who = format!("{place} before its reset or another session");
-                    for clash in seen.add(host, &o.identity_after_reset, &who, true) {
-                        breach(&mut reset, format!("after the reset {clash}"));
+                    let clashes = seen.add(host, &o.identity_after_reset, &who, true);
+                    found.extend(clashes.into_iter().map(|c| format!("after the reset {c}")));
+                    for what in found {
+                        reset.found(format!("{place}: {what}"));
+                        resets.entry((*host, i, row.arm)).or_default().push(what);
                     }
                 }
             }
@@ -139,5 +151,5 @@ pub(super) fn judge<'a>(experiment: &Experiment, evidence: &RunEvidence<'a>) -> 
     state.reading = format!("{sessions} sessions");
     reset.reading = format!("{} random streams", seen.random.len());
     teardown.reading = if teardown.passed() { "clean".to_owned() } else { "leaked".to_owned() };
-    Judged { breaches, gates: vec![function, identity, state, reset, teardown] }
+    Judged { breaches, resets, gates: vec![function, identity, state, reset, teardown] }
 }

@@ -725,7 +725,7 @@ pub(super) fn reproduce(h: &mut String, s: &Summary) {
     section(h, "reproduce", "Reproduce");
     let _ = write!(
         h,
-        "<p>Every number on this page is computed from the raw records; this recomputes them offline from the exported bundle and compares:</p><pre>drumsctl export {} --output bundle\ndrumsctl verify bundle --registration {}</pre>",
+        "<p>Every number on this page is computed from the raw records; this recomputes them offline from the exported bundle and compares:</p><pre>drumsctl export {} --out bundle\ndrumsctl verify bundle --registration {}</pre>",
         s.experiment, s.registration
     );
     h.push_str(r#"<p class="small soft">Ratios: geometric mean of paired ratios; equal-tailed paired bootstrap-t with 9,999 resamples drawn from the registered seed, below 12 units the hull with Student's interval; contrasts with a restored arm resample template builds, others blocks. Medians: order statistics. Rates: Clopper-Pearson.</p>"#);
