@@ -146,12 +146,13 @@ fn check(
     }
 }
 
-/// Name of the phase in which a resource is undone.
+/// Name of the phase in which a resource is undone; none is also a phase of making, so that a reset's timeline has each
+/// name once.
 fn phase(resource: &Resource) -> &'static str {
     match resource {
-        Resource::Cgroup { .. } => "limits",
-        Resource::Dir { .. } | Resource::Mount { .. } => "scratch",
-        Resource::Link { .. } | Resource::Netns { .. } => "network",
+        Resource::Cgroup { .. } => "remove limits",
+        Resource::Dir { .. } | Resource::Mount { .. } => "remove scratch",
+        Resource::Link { .. } | Resource::Netns { .. } => "remove network",
         Resource::Process { .. } => "kill",
         Resource::RuncContainer { .. } | Resource::External { .. } => "delete",
     }

@@ -21,6 +21,7 @@ use nix::{
     errno::Errno,
     fcntl::{FcntlArg, FdFlag, OFlag, fcntl},
     mount::{MntFlags, MsFlags, mount, umount2},
+    poll::{PollFd, PollFlags, poll},
     sched::{CloneFlags, CpuSet, sched_setaffinity, setns},
     sys::{
         signal::{SigSet, SigmaskHow, Signal, sigprocmask},
@@ -142,7 +143,7 @@ fn spawn(
     };
     drop(writer);
     let mut text = String::new();
-    let read = File::from(reader).read_to_string(&mut text);
+    let read = wait_for(&reader).and_then(|()| File::from(reader).read_to_string(&mut text));
     let failed = match read {
         Ok(_) if text.is_empty() => None,
         Ok(_) => Some(serde_json::from_str(&text).unwrap_or_else(|_| Failed::here(text.clone(), Errno::EIO))),
@@ -157,6 +158,21 @@ fn spawn(
         Ok(Some(stat)) => Ok(Started { process: Process { pid, start: stat.start }, pidfd }),
         Ok(None) => Err(Failed::here("find the new process", Errno::ESRCH)),
         Err(e) => Err(Failed::io("look at the new process", &e)),
+    }
+}
+
+/// What a child does before its program runs takes milliseconds. One that hangs (a mount on a dead server, say) must
+/// not take the shim with it.
+const START_TIMEOUT_MS: u16 = 30_000;
+
+fn wait_for(reader: &OwnedFd) -> io::Result<()> {
+    loop {
+        match poll(&mut [PollFd::new(reader.as_fd(), PollFlags::POLLIN)], START_TIMEOUT_MS) {
+            Ok(0) => return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)),
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR) => {}
+            Err(e) => return Err(e.into()),
+        }
     }
 }
 
@@ -200,6 +216,7 @@ fn prepare(join: &[PathBuf]) -> Result<(), Failed> {
     }
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)
         .map_err(|e| Failed::here("unblock its signals", e))?;
+    nix::sys::stat::umask(Mode::from_bits_truncate(0o022));
     // Rust's runtime ignores SIGPIPE, and ignored signals survive exec.
     // SAFETY: restores a default; no handler is involved.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };

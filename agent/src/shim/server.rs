@@ -16,9 +16,8 @@ use nix::{
         signal::{SigSet, Signal},
         signalfd::{SfdFlags, SignalFd},
         time::TimeValLike as _,
-        wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid},
+        wait::{Id, WaitPidFlag, WaitStatus, waitid},
     },
-    unistd::Pid,
 };
 
 use super::{
@@ -37,8 +36,17 @@ const REMEMBERED: usize = 4_096;
 struct Shim {
     namespaces: Namespaces,
     layout: Layout,
-    /// By pid: start time, and how it ended once it did.
-    children: BTreeMap<i32, (u64, Option<Exit>)>,
+    children: BTreeMap<i32, Known>,
+    /// CPU time of ended children that were in no group, microseconds: nobody else accounts for them.
+    ungrouped_us: u64,
+}
+
+/// A child that we started or adopted.
+struct Known {
+    start: u64,
+    /// In a session's group, which has its own account.
+    grouped: bool,
+    exit: Option<Exit>,
 }
 
 type Answer = Result<(Reply, Option<OwnedFd>), Failed>;
@@ -117,17 +125,17 @@ impl Shim {
             Request::Tap(net) => Ok((Reply::Done, Some(self.namespaces.make_tap(&net)?))),
             Request::Session(spec) => {
                 let started = child::session(&spec, fds.first(), &self.layout)?;
-                self.keep(started)
+                self.keep(started, spec.leaf.is_some())
             }
             Request::Tool(spec) => {
                 let started = child::tool(&spec, fds, &self.layout)?;
-                self.keep(started)
+                self.keep(started, spec.leaf.is_some())
             }
             Request::Adopt { pid } => self.adopt(pid),
             Request::Status(process) => {
                 self.reap();
                 let exit = match self.children.get(&process.pid) {
-                    Some((start, exit)) if *start == process.start => *exit,
+                    Some(known) if known.start == process.start => known.exit,
                     // Not ours any more, or another one: it ended, and nobody can tell how.
                     _ => Some(Exit::Unknown),
                 };
@@ -138,23 +146,23 @@ impl Shim {
             }
             Request::Living => {
                 self.reap();
-                let living = self.children.iter().filter(|(_, (_, exit))| exit.is_none());
-                Ok((Reply::Living(living.map(|(&pid, &(start, _))| Process { pid, start }).collect()), None))
+                let living = self.children.iter().filter(|(_, known)| known.exit.is_none());
+                Ok((Reply::Living(living.map(|(&pid, known)| Process { pid, start: known.start }).collect()), None))
             }
             Request::CpuTime => {
                 let us = getrusage(UsageWho::RUSAGE_SELF)
                     .map(|u| u.user_time().num_microseconds() + u.system_time().num_microseconds())
                     .unwrap_or(0);
-                Ok((Reply::CpuTime(u64::try_from(us).unwrap_or(0)), None))
+                Ok((Reply::CpuTime(u64::try_from(us).unwrap_or(0).saturating_add(self.ungrouped_us)), None))
             }
         }
     }
 
-    fn keep(&mut self, started: child::Started) -> Answer {
+    fn keep(&mut self, started: child::Started, grouped: bool) -> Answer {
         let process = started.process;
-        self.children.insert(process.pid, (process.start, None));
+        self.children.insert(process.pid, Known { start: process.start, grouped, exit: None });
         if self.children.len() > REMEMBERED {
-            self.children.retain(|_, (_, exit)| exit.is_none());
+            self.children.retain(|_, known| known.exit.is_none());
         }
         Ok((Reply::Child(process), Some(started.pidfd)))
     }
@@ -171,25 +179,35 @@ impl Shim {
             ));
         }
         let pidfd = procfs::pidfd_open(pid).map_err(|e| Failed::io(format!("open pid {pid}"), &e))?;
-        self.keep(child::Started { process: Process { pid, start: stat.start }, pidfd })
+        // What becomes our child by itself was made by a tool in a session's group.
+        self.keep(child::Started { process: Process { pid, start: stat.start }, pidfd }, true)
     }
 
     fn reap(&mut self) {
         loop {
-            match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
-                Ok(WaitStatus::Exited(pid, code)) => self.ended(pid, Exit::Code(code)),
-                Ok(WaitStatus::Signaled(pid, signal, _)) => self.ended(pid, Exit::Signal(signal as i32)),
-                Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return,
-                Err(Errno::EINTR) | Ok(_) => {}
-                Err(_) => return,
+            // SAFETY: rusage is plain data for which all zeroes is a value.
+            let (mut status, mut usage): (_, libc::rusage) = (0, unsafe { std::mem::zeroed() });
+            // SAFETY: both pointers are valid for the call.
+            match unsafe { libc::wait4(-1, &raw mut status, libc::WNOHANG, &raw mut usage) } {
+                -1 if Errno::last() == Errno::EINTR => {}
+                // Nothing has ended, or there are no children.
+                -1 | 0 => return,
+                pid => self.ended(pid, status, &usage),
             }
         }
     }
 
-    fn ended(&mut self, pid: Pid, exit: Exit) {
+    fn ended(&mut self, pid: i32, status: i32, usage: &libc::rusage) {
         // Orphans of tools come to us as their subreaper; they are reaped and not remembered.
-        if let Some(entry) = self.children.get_mut(&pid.as_raw()) {
-            entry.1 = Some(exit);
+        let Some(known) = self.children.get_mut(&pid) else { return };
+        known.exit = Some(if libc::WIFSIGNALED(status) {
+            Exit::Signal(libc::WTERMSIG(status))
+        } else {
+            Exit::Code(libc::WEXITSTATUS(status))
+        });
+        if !known.grouped {
+            let us = |t: libc::timeval| u64::try_from(t.tv_sec * 1_000_000 + t.tv_usec).unwrap_or(0);
+            self.ungrouped_us += us(usage.ru_utime) + us(usage.ru_stime);
         }
     }
 
