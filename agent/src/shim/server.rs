@@ -78,7 +78,12 @@ fn run(sock: &OwnedFd) -> io::Result<()> {
     mask.add(Signal::SIGCHLD);
     mask.thread_block()?;
     let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-    let mut shim = Shim { namespaces: Namespaces::open()?, layout: Layout::discover()?, children: BTreeMap::new() };
+    let mut shim = Shim {
+        namespaces: Namespaces::open()?,
+        layout: Layout::discover()?,
+        children: BTreeMap::new(),
+        ungrouped_us: 0,
+    };
     let mut buffer = Vec::new();
     loop {
         let mut fds = [PollFd::new(sock.as_fd(), PollFlags::POLLIN), PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
