@@ -391,11 +391,19 @@ pub(super) fn phases(rows: &[PhaseRow]) -> String {
                 Value::new(*start)
             );
             let text = format!("{name} {}", Value::new(*took));
-            let room = text.chars().count() as f64 * 6.2;
-            // Labels stand under their phase and never over each other.
-            if x >= free_from - 1.0 && room < RIGHT + 80.0 - x {
+            let room = text.chars().count() as f64 * 5.8;
+            if room + 10.0 <= w {
+                let _ = write!(
+                    svg,
+                    r#"<text x="{:.1}" y="{:.1}" style="fill:var(--card);font-size:11px">{}</text>"#,
+                    x + 5.0,
+                    y + 14.5,
+                    esc(&text)
+                );
+            } else if x >= free_from && x + room < WIDTH {
+                // What does not fit in its bar stands under it, and never over its neighbour's.
                 let _ = write!(svg, r#"<text class="s" x="{x:.1}" y="{:.1}">{}</text>"#, y + 33.0, esc(&text));
-                free_from = x + room + 8.0;
+                free_from = x + room + 6.0;
             }
         }
     }
