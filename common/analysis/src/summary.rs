@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+pub use drums_common::verdict::Verdict;
 use drums_common::{
     arm::ArmKind,
     digest::Sha256,
@@ -12,52 +13,6 @@ use drums_common::{
 use serde::{Deserialize, Serialize};
 
 use crate::{stats::Answer, value::Value};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    Pass,
-    Fail,
-    Undecided,
-    /// A gate says that the registered thing was not measured, or that the measurement cannot be trusted.
-    Invalid,
-    Incomplete,
-    Lost,
-    Cancelled,
-}
-
-impl Verdict {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Pass => "pass",
-            Self::Fail => "fail",
-            Self::Undecided => "undecided",
-            Self::Invalid => "invalid",
-            Self::Incomplete => "incomplete",
-            Self::Lost => "lost",
-            Self::Cancelled => "cancelled",
-        }
-    }
-
-    /// What `drumsctl` exits with.
-    pub fn exit_code(self) -> u8 {
-        match self {
-            Self::Pass => 0,
-            Self::Fail => 10,
-            Self::Undecided => 11,
-            Self::Invalid => 12,
-            Self::Incomplete => 13,
-            Self::Lost => 14,
-            Self::Cancelled => 15,
-        }
-    }
-}
-
-impl std::fmt::Display for Verdict {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// Status of the experiment's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
