@@ -10,6 +10,7 @@ mod experiments;
 mod fleet;
 mod home;
 mod output;
+mod results;
 mod runs;
 mod watch;
 mod workloads;
@@ -98,6 +99,20 @@ pub enum Command {
     /// Stop a run at once; its hosts unwind.
     #[command(after_help = "Examples: drumsctl cancel run-0123456789ab\n          drumsctl cancel --all")]
     Cancel(runs::Cancel),
+    /// Numbers and verdict of an experiment, over all its runs.
+    #[command(
+        after_help = "Examples: drumsctl results EXP-028\n          drumsctl results EXP-028 --format csv > samples.csv"
+    )]
+    Results(results::Results),
+    /// One self-contained HTML file.
+    #[command(after_help = "Example: drumsctl report EXP-028 -o report.html")]
+    Report(results::Report),
+    /// Everything that the verdict rests on, as a folder or FILE.tar.zst.
+    #[command(after_help = "Example: drumsctl export EXP-028 -o EXP-028.tar.zst")]
+    Export(results::Export),
+    /// Recompute every number and the verdict of a bundle, offline.
+    #[command(after_help = "Example: drumsctl verify EXP-028.tar.zst --registration SHA256")]
+    Verify(results::Verify),
     /// Try out what this home and its coordinator need.
     #[command(after_help = "Example: drumsctl doctor")]
     Doctor(home::Doctor),
@@ -159,6 +174,10 @@ async fn run(cli: Cli) -> Result<ExitCode, CtlError> {
         Command::Runs(c) => runs::runs(&global, c).await,
         Command::Logs(c) => runs::logs(&global, c).await,
         Command::Cancel(c) => runs::cancel(&global, c).await,
+        Command::Results(c) => results::results(&global, c).await,
+        Command::Report(c) => results::report(&global, c).await,
+        Command::Export(c) => results::export(&global, c).await,
+        Command::Verify(c) => results::verify(&global, &c),
         Command::Doctor(c) => home::doctor(&global, c).await,
         Command::Backup(c) => home::backup(&global, &c),
         Command::Audit(c) => fleet::audit(&global, c).await,

@@ -1,0 +1,358 @@
+//! What came out: results, report, export, verify. Every number is computed here from raw evidence, as `verify` does it
+//! from a bundle.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{Read as _, Write as _},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::{Args, ValueEnum};
+use drums_analysis::{
+    Analysis, RunMeta, analyse,
+    bundle::{self, BundleFiles},
+    tables,
+};
+use drums_common::{
+    clock::Micros,
+    digest::Sha256,
+    evidence::Record,
+    experiment::Registration,
+    ids::{ExperimentId, RunId},
+    verdict::Verdict,
+};
+
+use super::{Client, CtlError, Global, output, runs::for_each_record};
+use crate::api::views::{RegistrationBody, RegistrationView, RunsView};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    Table,
+    Json,
+    /// One row per sample.
+    Csv,
+}
+
+#[derive(Debug, Args)]
+pub struct Results {
+    /// The experiment, EXP-NNN.
+    pub experiment: ExperimentId,
+    /// Which registration; default the latest.
+    #[arg(long, value_name = "SHA256")]
+    pub registration: Option<Sha256>,
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub format: Format,
+}
+
+#[derive(Debug, Args)]
+pub struct Report {
+    /// The experiment, EXP-NNN.
+    pub experiment: ExperimentId,
+    /// Which registration; default the latest.
+    #[arg(long, value_name = "SHA256")]
+    pub registration: Option<Sha256>,
+    /// The HTML file to write.
+    #[arg(long, short, value_name = "FILE")]
+    pub out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Export {
+    /// The experiment, EXP-NNN.
+    pub experiment: ExperimentId,
+    /// Which registration; default the latest.
+    #[arg(long, value_name = "SHA256")]
+    pub registration: Option<Sha256>,
+    /// Only this run; a bundle of one run is not the experiment's verdict.
+    #[arg(long)]
+    pub run: Option<RunId>,
+    /// A folder that does not exist, or a file that ends in .tar.zst.
+    #[arg(long, short, value_name = "PATH")]
+    pub out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Verify {
+    /// The bundle: a folder, or a .tar.zst file.
+    pub bundle: PathBuf,
+    /// The registration it must be of, as `drumsctl register` printed it.
+    #[arg(long, value_name = "SHA256")]
+    pub registration: Option<Sha256>,
+}
+
+/// All that the analysis takes.
+struct Evidence {
+    registration: Registration,
+    runs: Vec<RunMeta>,
+    runs_made: u32,
+    records: Vec<Record>,
+}
+
+async fn fetch(
+    client: &Client,
+    experiment: ExperimentId,
+    registration: Option<Sha256>,
+    only: Option<RunId>,
+) -> Result<Evidence, CtlError> {
+    let list: Vec<RegistrationView> = client.get(&format!("/registrations?experiment={experiment}")).await?;
+    let chosen = match registration {
+        Some(sha) => list.iter().find(|r| r.sha256 == sha),
+        None => list.last(),
+    };
+    let chosen = chosen.ok_or_else(|| {
+        let which = registration.map(|s| format!(" as {}", s.short())).unwrap_or_default();
+        CtlError::bad(
+            format!("{experiment} is not registered here{which}"),
+            "drumsctl register SPEC stores it before anything runs",
+        )
+    })?;
+    let body: RegistrationBody = client.get(&format!("/registrations/{}", chosen.sha256)).await?;
+    let registration = Registration::thaw(&body.canonical, body.sha256, Micros(body.registered_us))
+        .map_err(|e| CtlError::failed("reading the registration", e, "restore the home from a backup"))?;
+    let all: RunsView = client.get(&format!("/runs?experiment={experiment}")).await?;
+    let of_it: Vec<_> = all.runs.into_iter().filter(|r| r.registration == registration.sha256).collect();
+    let runs_made = of_it.len() as u32;
+    let mut runs = Vec::new();
+    let mut records = Vec::new();
+    for run in of_it.into_iter().filter(|r| only.is_none_or(|o| o == r.run)) {
+        runs.push(client.get::<RunMeta>(&format!("/runs/{}/meta", run.run)).await?);
+        for h in &run.hosts {
+            for_each_record(client, run.run, h.host.as_str(), |row| records.push(row.record)).await?;
+        }
+    }
+    if let Some(run) = only
+        && runs.is_empty()
+    {
+        return Err(CtlError::bad(format!("{run} is not a run of this registration"), "drumsctl runs lists them"));
+    }
+    Ok(Evidence { registration, runs, runs_made, records })
+}
+
+fn analysed(e: &Evidence) -> Analysis {
+    analyse(&e.registration, &e.runs, &e.records)
+}
+
+pub(super) async fn results(global: &Global, c: Results) -> Result<ExitCode, CtlError> {
+    let evidence = fetch(&Client::new(global), c.experiment, c.registration, None).await?;
+    let analysis = analysed(&evidence);
+    match c.format {
+        Format::Json => output::json(&analysis.summary)?,
+        Format::Table if global.json => output::json(&analysis.summary)?,
+        Format::Csv => csv(&tables::samples(&analysis))?,
+        Format::Table => show(&analysis),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(a: &Analysis) {
+    let s = &a.summary;
+    for line in tables::verdict_lines(s) {
+        println!("{line}");
+    }
+    for t in
+        [tables::arms(s), tables::bars(s), tables::ratios(s), tables::controls(s), tables::gates(s), tables::runs(s)]
+    {
+        if t.rows.is_empty() {
+            continue;
+        }
+        println!("\n{}", t.title);
+        output::table(&t.header, &t.rows);
+    }
+}
+
+fn csv(table: &tables::Table) -> Result<(), CtlError> {
+    let fail = |e: csv::Error| CtlError::failed("writing CSV", e, "");
+    let mut writer = csv::Writer::from_writer(std::io::stdout().lock());
+    writer.write_record(&table.header).map_err(fail)?;
+    for row in &table.rows {
+        writer.write_record(row).map_err(fail)?;
+    }
+    writer.flush().map_err(CtlError::file("write", "standard output"))
+}
+
+pub(super) async fn report(global: &Global, c: Report) -> Result<ExitCode, CtlError> {
+    let evidence = fetch(&Client::new(global), c.experiment, c.registration, None).await?;
+    let analysis = analysed(&evidence);
+    let html = drums_analysis::report::render_html(&evidence.registration, &analysis);
+    fs::write(&c.out, html).map_err(CtlError::file("write", &c.out))?;
+    println!("{}", c.out.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) async fn export(global: &Global, c: Export) -> Result<ExitCode, CtlError> {
+    let archive = is_archive(&c.out);
+    if c.out.exists() {
+        let help = "an export never overwrites: give a new name";
+        return Err(CtlError::bad(format!("{} exists already", c.out.display()), help));
+    }
+    let evidence = fetch(&Client::new(global), c.experiment, c.registration, c.run).await?;
+    let files = bundle::files(&evidence.registration, &evidence.runs, evidence.runs_made, &evidence.records)
+        .map_err(|e| CtlError::failed("making the bundle", e, "this is a fault of drumsctl"))?;
+    let written = if archive { write_archive(&c.out, &files) } else { write_folder(&c.out, &files) };
+    if let Err(e) = written {
+        let _ = if archive { fs::remove_file(&c.out) } else { fs::remove_dir_all(&c.out) };
+        return Err(e);
+    }
+    println!("{}", c.out.display());
+    eprintln!(
+        "{} files; drumsctl verify {} --registration {}",
+        files.len(),
+        c.out.display(),
+        evidence.registration.sha256
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn is_archive(path: &Path) -> bool {
+    path.to_string_lossy().ends_with(".tar.zst")
+}
+
+fn write_folder(dir: &Path, files: &[bundle::BundleFile]) -> Result<(), CtlError> {
+    for f in files {
+        let path = dir.join(&f.path);
+        let parent = path.parent().unwrap_or(dir);
+        fs::create_dir_all(parent).map_err(CtlError::file("create", parent))?;
+        fs::write(&path, &f.bytes).map_err(CtlError::file("write", &path))?;
+    }
+    Ok(())
+}
+
+fn write_archive(path: &Path, files: &[bundle::BundleFile]) -> Result<(), CtlError> {
+    let fail = |e| CtlError::file("write", path)(e);
+    let out = fs::File::create_new(path).map_err(fail)?;
+    let mut tar = tar::Builder::new(zstd::Encoder::new(out, 9).map_err(fail)?);
+    for f in files {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(f.bytes.len() as u64);
+        header.set_mode(0o644);
+        // No time and no owner: the same evidence gives the same archive.
+        header.set_mtime(0);
+        tar.append_data(&mut header, &f.path, f.bytes.as_slice()).map_err(fail)?;
+    }
+    let mut out = tar.into_inner().map_err(fail)?.finish().map_err(fail)?;
+    out.flush().map_err(fail)?;
+    out.sync_all().map_err(fail)
+}
+
+/// A bundle comes from outside: what one may make us read is bounded.
+const MAX_BUNDLE: u64 = 4 << 30;
+const MAX_FILES: usize = 100_000;
+
+pub(super) fn verify(global: &Global, c: &Verify) -> Result<ExitCode, CtlError> {
+    let files: Box<dyn BundleFiles> = if c.bundle.is_dir() {
+        Box::new(Folder(c.bundle.clone()))
+    } else if c.bundle.is_file() {
+        Box::new(read_archive(&c.bundle)?)
+    } else {
+        return Err(CtlError::bad(
+            format!("there is no bundle {}", c.bundle.display()),
+            "give a folder or a .tar.zst file that drumsctl export made",
+        ));
+    };
+    let found = bundle::verify(files.as_ref(), c.registration);
+    let verdict = found.analysis.as_ref().map(|a| a.summary.verdict.as_str().parse().unwrap_or(Verdict::Invalid));
+    if global.json {
+        output::json(&serde_json::json!({
+            "bundle": c.bundle.display().to_string(),
+            "bundle_sha256": found.bundle_sha256,
+            "holds": found.holds(),
+            "registration": found.registration.as_ref().map(|r| r.sha256),
+            "files": found.files,
+            "records": found.records,
+            "problems": found.problems,
+            "notes": found.notes,
+            "verdict": verdict,
+            "summary": found.analysis.as_ref().map(|a| &a.summary),
+        }))?;
+    } else {
+        let state = if found.holds() { "holds" } else { "DOES NOT HOLD" };
+        println!("{} {state}: {} files, {} records recomputed", c.bundle.display(), found.files, found.records);
+        for n in &found.notes {
+            println!("note: {n}");
+        }
+        if let Some(a) = &found.analysis {
+            for line in tables::verdict_lines(&a.summary) {
+                println!("{line}");
+            }
+        }
+    }
+    for p in &found.problems {
+        eprintln!("tampered or damaged: {p}");
+    }
+    if !found.holds() {
+        eprintln!("help:  get the bundle again from where it was exported, and compare bundle_sha256 in manifest.json");
+        return Ok(ExitCode::from(1));
+    }
+    Ok(ExitCode::from(verdict.map_or(1, Verdict::exit_code)))
+}
+
+struct Folder(PathBuf);
+
+impl BundleFiles for Folder {
+    fn paths(&self) -> Result<Vec<String>, String> {
+        let mut out = Vec::new();
+        let mut open = vec![self.0.clone()];
+        while let Some(dir) = open.pop() {
+            let entries = fs::read_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+            for entry in entries {
+                let entry = entry.map_err(|e| format!("{}: {e}", dir.display()))?;
+                let kind = entry.file_type().map_err(|e| format!("{}: {e}", entry.path().display()))?;
+                if kind.is_dir() {
+                    open.push(entry.path());
+                } else {
+                    let path = entry.path();
+                    let relative = path.strip_prefix(&self.0).unwrap_or(&path);
+                    out.push(relative.to_string_lossy().into_owned());
+                }
+                if out.len() > MAX_FILES {
+                    return Err(format!("more than {MAX_FILES} files"));
+                }
+            }
+        }
+        out.sort();
+        Ok(out)
+    }
+
+    fn read(&self, path: &str) -> Result<Vec<u8>, String> {
+        let full = self.0.join(path);
+        let meta = fs::symlink_metadata(&full).map_err(|e| e.to_string())?;
+        if !meta.is_file() {
+            return Err("it is not a regular file".to_owned());
+        }
+        if meta.len() > MAX_BUNDLE {
+            return Err(format!("it has {} bytes, more than a bundle may", meta.len()));
+        }
+        fs::read(&full).map_err(|e| e.to_string())
+    }
+}
+
+fn read_archive(path: &Path) -> Result<BTreeMap<String, Vec<u8>>, CtlError> {
+    let bad = |why: String| {
+        CtlError::bad(
+            format!("{} is not a bundle: {why}", path.display()),
+            "give a folder or a .tar.zst file that drumsctl export made",
+        )
+    };
+    let file = fs::File::open(path).map_err(CtlError::file("read", path))?;
+    let decoder = zstd::Decoder::new(file).map_err(|e| bad(e.to_string()))?;
+    let mut archive = tar::Archive::new(decoder.take(MAX_BUNDLE));
+    let mut out = BTreeMap::new();
+    for entry in archive.entries().map_err(|e| bad(e.to_string()))? {
+        let mut entry = entry.map_err(|e| bad(e.to_string()))?;
+        if !entry.header().entry_type().is_file() {
+            continue;
+        }
+        let name = entry.path().map_err(|e| bad(e.to_string()))?.to_string_lossy().into_owned();
+        let mut bytes = Vec::new();
+        entry.read_to_end(&mut bytes).map_err(|e| bad(e.to_string()))?;
+        if out.insert(name.clone(), bytes).is_some() {
+            return Err(bad(format!("it has {name} twice")));
+        }
+        if out.len() > MAX_FILES {
+            return Err(bad(format!("it has more than {MAX_FILES} files")));
+        }
+    }
+    Ok(out)
+}
