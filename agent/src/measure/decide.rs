@@ -15,7 +15,7 @@ use drums_common::{
     wire::latest::{Desired, Grant, RunDesired, RunPhase},
 };
 
-use super::progress::Progress;
+use super::progress::{Progress, block_key};
 use crate::net::Stop;
 
 /// Everything that a decision is made from.
@@ -88,7 +88,7 @@ pub fn next_action(s: &Situation<'_>) -> Action {
     }
     let next = live().filter(|d| d.phase == RunPhase::Measure).find_map(|d| {
         let begun = &s.runs.get(&d.run)?.started;
-        Some((d.run, d.granted.iter().find(|g| !begun.contains(&g.block))?))
+        Some((d.run, d.granted.iter().find(|g| !begun.contains(&block_key(g.kind, g.block)))?))
     });
     match next {
         Some((run, grant)) if s.may_take_new_block => Action::Block(run, grant.clone()),
@@ -173,7 +173,12 @@ mod tests {
     }
 
     fn progress(preflight: bool, closed: bool, started: &[u32]) -> Progress {
-        Progress { preflight, closed, started: started.iter().copied().collect(), ..Progress::default() }
+        Progress {
+            preflight,
+            closed,
+            started: started.iter().map(|b| block_key(BlockKind::Measured, *b)).collect(),
+            ..Progress::default()
+        }
     }
 
     struct Case {
@@ -233,6 +238,14 @@ mod tests {
         assert_eq!(case(vec![run(RUN, Measure, &[0, 1])], closed).decide(), Action::Idle(Idle::Nothing));
         // Closed without ever having been prepared: it still owes its last record.
         assert_eq!(case(vec![run(RUN, Unwind, &[])], vec![]).decide(), Action::Close(RUN, String::new()));
+    }
+
+    #[test]
+    fn warm_up_and_measured_blocks_are_numbered_apart() {
+        let mut d = run(RUN, RunPhase::Measure, &[0, 0]);
+        d.granted[0].kind = BlockKind::WarmUp;
+        let done = Progress { started: [block_key(BlockKind::WarmUp, 0)].into(), preflight: true, ..Progress::default() };
+        assert_eq!(case(vec![d], vec![(RUN, done)]).decide(), Action::Block(RUN, grant(0)));
     }
 
     #[test]

@@ -15,16 +15,23 @@ use super::journal::LEAK;
 pub struct Progress {
     pub preflight: bool,
     pub closed: bool,
-    /// Blocks that began, whether or not they ended.
-    pub started: BTreeSet<u32>,
+    /// Blocks that began, whether or not they ended; each kind has numbers of its own.
+    pub started: BTreeSet<BlockKey>,
     /// The block that began and has not ended.
-    pub open: Option<(u32, BlockKind)>,
+    pub open: Option<(BlockKind, u32)>,
     /// Create-to-ready of every valid warm-up session, by arm, milliseconds.
     pub warmup_ms: BTreeMap<ArmName, Vec<f64>>,
     /// Who every session and template of this run said it was, and what to call it.
     pub identities: Vec<(String, Identity)>,
     /// What could not be undone so far.
     pub leaked: BTreeSet<String>,
+}
+
+/// A block of a run: measured or not, and its number.
+pub type BlockKey = (bool, u32);
+
+pub fn block_key(kind: BlockKind, block: u32) -> BlockKey {
+    (kind == BlockKind::Measured, block)
 }
 
 impl Progress {
@@ -43,8 +50,8 @@ impl Progress {
                 self.identities.push((format!("template {} of {}", t.build, t.arm), t.identity.clone()));
             }
             Body::BlockStarted(b) => {
-                self.started.insert(b.block);
-                self.open = Some((b.block, b.kind));
+                self.started.insert(block_key(b.kind, b.block));
+                self.open = Some((b.kind, b.block));
             }
             Body::Sample(s) => {
                 if s.kind == BlockKind::WarmUp && s.metric == Metric::CreateToReady {
@@ -57,7 +64,7 @@ impl Progress {
                 self.identities.push((who("the successor of "), o.identity_after_reset.clone()));
             }
             Body::BlockEnded(b) => {
-                if self.open.is_some_and(|(block, _)| block == b.block) {
+                if self.open == Some((b.kind, b.block)) {
                     self.open = None;
                 }
             }
@@ -73,7 +80,7 @@ impl Progress {
 
     /// What a restarted agent says of the block that it died in.
     pub fn interrupted(&self, why: &str) -> Option<BlockEnded> {
-        let (block, kind) = self.open?;
+        let (kind, block) = self.open?;
         Some(BlockEnded {
             block,
             kind,

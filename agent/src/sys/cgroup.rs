@@ -22,7 +22,10 @@ const PERIOD_US: u64 = 100_000;
 pub enum Layout {
     /// `used` by controller; co-mounted ones share a folder. `others` are the hierarchies that we do not use but runc
     /// makes groups in.
-    V1 { used: BTreeMap<&'static str, PathBuf>, others: Vec<PathBuf> },
+    V1 {
+        used: BTreeMap<&'static str, PathBuf>,
+        others: Vec<PathBuf>,
+    },
     V2(PathBuf),
 }
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// One fault in the turn of `arm` in block 1 (the first measured one); everything else goes well.
+/// One fault in the turn of `arm` in the second block (the first measured one); everything else goes well.
 fn with_fault(op: &'static str, arm: &'static str, fault: Fault) -> (Agent, Vec<Record>) {
     let turns = Rc::new(RefCell::new(0));
     let mut a = Agent::new(faults(move |c| {
@@ -44,7 +44,7 @@ fn a_failed_session_counts_and_the_block_goes_on() {
         let (_, records) = with_fault(op, "restored", fault.clone());
         let failed = failed(&records);
         assert_eq!(failed.len(), 1, "{op} {fault:?}");
-        assert_eq!((failed[0].block, failed[0].arm.as_str()), (1, "restored"));
+        assert_eq!((failed[0].kind, failed[0].block, failed[0].arm.as_str()), (BlockKind::Measured, 0, "restored"));
         let (mut got, mut want) = (failed[0].failed_metrics.clone(), metrics);
         got.sort();
         want.sort();

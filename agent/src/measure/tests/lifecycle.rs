@@ -54,16 +54,16 @@ fn the_control_is_delayed_by_the_warm_up_of_its_base_arm() {
     });
     assert_eq!(delays.next(), Some(BTreeMap::new()), "none in the warm-up block itself");
     assert_eq!(delays.next(), Some(BTreeMap::from([(name("delayed"), 2.5)])));
-    let value = |block: u32, arm: &str| {
+    let value = |kind: BlockKind, arm: &str| {
         records.iter().find_map(|r| match &r.body {
-            Body::Sample(s) if s.block == block && s.arm == name(arm) && s.metric == Metric::CreateToReady => {
+            Body::Sample(s) if s.kind == kind && s.arm == name(arm) && s.metric == Metric::CreateToReady => {
                 Some(s.value)
             }
             _ => None,
         })
     };
-    assert_eq!((value(0, "delayed"), value(0, "cold")), (Some(10.0), Some(10.0)));
-    assert_eq!((value(1, "delayed"), value(1, "cold")), (Some(12.5), Some(10.0)));
+    assert_eq!((value(BlockKind::WarmUp, "delayed"), value(BlockKind::WarmUp, "cold")), (Some(10.0), Some(10.0)));
+    assert_eq!((value(BlockKind::Measured, "delayed"), value(BlockKind::Measured, "cold")), (Some(12.5), Some(10.0)));
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_restart_in_a_block_marks_it_and_goes_on() {
     {
         // What a killed agent leaves: a committed beginning without an end.
         let started = drums_common::evidence::BlockStarted {
-            block: 1,
+            block: 0,
             kind: BlockKind::Measured,
             order: grants(2)[1].order.clone(),
             template_build: 0,
@@ -122,7 +122,7 @@ fn a_restart_in_a_block_marks_it_and_goes_on() {
     assert_eq!(results(&records)[2], (2, BlockResult::Completed));
     assert_eq!(records.iter().filter(|r| matches!(r.body, Body::Preflight(_))).count(), 1);
     let ended = records.iter().find_map(|r| match &r.body {
-        Body::BlockEnded(b) if b.block == 1 => Some(b),
+        Body::BlockEnded(b) if b.kind == BlockKind::Measured && b.block == 0 => Some(b),
         _ => None,
     });
     assert!(!ended.unwrap().environment.settled, "no reading is no quiet machine");

@@ -30,6 +30,7 @@ use self::fake::{Call, FakeEngine, Fault, Faults, StillMachine};
 use super::{
     clock::SystemClock,
     decide::Idle,
+    progress::{BlockKey, block_key},
     runner::{Parts, Runner, Step, Workloads},
 };
 use crate::{
@@ -108,7 +109,8 @@ fn grants(n: u32) -> Vec<Grant> {
     let arms = ["cold", "restored", "restored-b", "delayed"];
     (0..n)
         .map(|block| Grant {
-            block,
+            // Numbered apart, as coordinators do: warm-up 0, then 0, 1, 2 ...
+            block: block.saturating_sub(1),
             kind: if block == 0 { BlockKind::WarmUp } else { BlockKind::Measured },
             order: (0..4).map(|i| name(arms[(i + block as usize) % 4])).collect(),
             template_build: block / 2,
@@ -284,14 +286,13 @@ fn outcomes(records: &[Record]) -> Vec<&Outcome> {
         .collect()
 }
 
+/// How each granted block ended, by its place among the grants.
 fn results(records: &[Record]) -> Vec<(u32, BlockResult)> {
-    records
-        .iter()
-        .filter_map(|r| match &r.body {
-            Body::BlockEnded(b) => Some((b.block, b.result.clone())),
-            _ => None,
-        })
-        .collect()
+    let ends = records.iter().filter_map(|r| match &r.body {
+        Body::BlockEnded(b) => Some(b.result.clone()),
+        _ => None,
+    });
+    (0..).zip(ends).collect()
 }
 
 /// The module's invariants over any records of a run, and M26: every started session is accounted for.
@@ -299,32 +300,32 @@ fn check_accounts(records: &[Record]) {
     for (i, r) in records.iter().enumerate() {
         assert_eq!(r.seq, i as u64 + 1);
     }
-    let mut open: Option<(u32, Vec<ArmName>)> = None;
+    let mut open: Option<(BlockKey, Vec<ArmName>)> = None;
     let mut blocks = BTreeSet::new();
-    let mut samples: BTreeMap<(u32, ArmName), BTreeSet<Metric>> = BTreeMap::new();
+    let mut samples: BTreeMap<(BlockKey, ArmName), BTreeSet<Metric>> = BTreeMap::new();
     let (mut started, mut valid, mut failed, mut lost) = (0usize, 0usize, 0usize, 0usize);
     let mut done: BTreeSet<ArmName> = BTreeSet::new();
     for r in records {
         match &r.body {
             Body::BlockStarted(b) => {
                 assert!(open.is_none(), "block {} began inside another", b.block);
-                assert!(blocks.insert(b.block), "block {} began twice", b.block);
+                assert!(blocks.insert(block_key(b.kind, b.block)), "block {} began twice", b.block);
                 started += b.order.len();
-                open = Some((b.block, b.order.clone()));
+                open = Some((block_key(b.kind, b.block), b.order.clone()));
                 done.clear();
             }
             Body::Sample(s) => {
                 let (block, order) = open.as_ref().expect("a sample outside a block");
-                assert_eq!(*block, s.block);
+                assert_eq!(*block, block_key(s.kind, s.block));
                 assert_eq!(order[s.position as usize], s.arm);
                 assert!(s.value.is_finite() && s.value > 0.0);
-                assert!(samples.entry((s.block, s.arm.clone())).or_default().insert(s.metric), "sampled twice");
+                assert!(samples.entry((*block, s.arm.clone())).or_default().insert(s.metric), "sampled twice");
             }
             Body::Outcome(o) => {
                 let (block, order) = open.as_ref().expect("an outcome outside a block");
-                assert_eq!((*block, &order[o.position as usize]), (o.block, &o.arm));
+                assert_eq!((*block, &order[o.position as usize]), (block_key(o.kind, o.block), &o.arm));
                 assert!(done.insert(o.arm.clone()), "two outcomes of {} in block {}", o.arm, o.block);
-                let sampled = samples.get(&(o.block, o.arm.clone())).cloned().unwrap_or_default();
+                let sampled = samples.get(&(*block, o.arm.clone())).cloned().unwrap_or_default();
                 for m in Metric::ALL {
                     assert!(sampled.contains(&m) != o.failed_metrics.contains(&m), "{} {m:?}: {o:?}", o.arm);
                 }
@@ -333,7 +334,7 @@ fn check_accounts(records: &[Record]) {
             }
             Body::BlockEnded(b) => {
                 let (block, order) = open.take().expect("an end without a beginning");
-                assert_eq!(block, b.block);
+                assert_eq!(block, block_key(b.kind, b.block));
                 lost += order.len() - done.len();
                 if b.result == BlockResult::Completed {
                     assert_eq!(done.len(), order.len());
