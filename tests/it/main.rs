@@ -2,6 +2,7 @@
 
 mod cli;
 mod docs;
+mod live_arms;
 mod live_engine;
 mod live_fleet;
 mod metadata;
