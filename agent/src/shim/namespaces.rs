@@ -78,7 +78,10 @@ impl Namespaces {
         self.netlink.no_ipv6_address(index).map_err(fail("silence IPv6 on"))?;
         self.netlink.add_address(index, net.host, net.prefix).map_err(fail("give an address to"))?;
         self.netlink.set_up(index).map_err(fail("bring up"))?;
-        self.netlink.add_neighbour(index, net.guest, net.guest_mac).map_err(fail("add the guest as neighbour of"))
+        self.netlink.add_neighbour(index, net.guest, net.guest_mac).map_err(fail("add the guest as neighbour of"))?;
+        let Some(first) = net.first_guest else { return Ok(()) };
+        self.netlink.add_neighbour(index, first, net.guest_mac).map_err(fail("add the guest as neighbour of"))?;
+        self.netlink.add_link_route(index, first).map_err(fail("route the guest's first address to"))
     }
 
     /// A tap of ours, not persistent: it ends with its last descriptor.

@@ -137,6 +137,23 @@ impl Netlink {
         self.request(RouteNetlinkMessage::NewNeighbour(message), NLM_F_CREATE | NLM_F_REPLACE)
     }
 
+    /// One address, directly behind the link. Links that lead to the same address differ in their metric.
+    pub fn add_link_route(&mut self, index: u32, address: Ipv4Addr) -> io::Result<()> {
+        let mut message = RouteMessage::default();
+        message.header.address_family = AddressFamily::Inet;
+        message.header.destination_prefix_length = 32;
+        message.header.table = RouteHeader::RT_TABLE_MAIN;
+        message.header.protocol = RouteProtocol::Boot;
+        message.header.scope = RouteScope::Link;
+        message.header.kind = RouteType::Unicast;
+        message.attributes = vec![
+            RouteAttribute::Destination(RouteAddress::Inet(address)),
+            RouteAttribute::Oif(index),
+            RouteAttribute::Priority(index),
+        ];
+        self.request(RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_EXCL)
+    }
+
     pub fn add_default_route(&mut self, index: u32, gateway: Ipv4Addr) -> io::Result<()> {
         let mut message = RouteMessage::default();
         message.header.address_family = AddressFamily::Inet;

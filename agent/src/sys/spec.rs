@@ -51,6 +51,9 @@ pub struct SessionNet {
     pub prefix: u8,
     pub host_mac: [u8; 6],
     pub guest_mac: [u8; 6],
+    /// An address that the guest has at first and gives up when it is personalised: its template's. Routed to the link,
+    /// so that a machine that checks where packets come from lets the guest's answers in.
+    pub first_guest: Option<Ipv4Addr>,
 }
 
 impl SessionNet {

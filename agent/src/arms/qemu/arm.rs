@@ -86,7 +86,9 @@ impl Qemu {
     ) -> Result<Vec<Box<dyn Step>>, PlanError> {
         let tools = self.tools(site)?;
         let wanted = self.wanted(site, order, &tools);
-        let (name, dir, net) = (site.name(order.session), site.dir(order.session), net(site, order.session));
+        let (name, dir) = (site.name(order.session), site.dir(order.session));
+        let net =
+            SessionNet { first_guest: template.as_ref().map(|(_, saved)| saved.guest), ..net(site, order.session) };
         let (log, serial) = (dir.join("qemu.log"), dir.join("serial.log"));
         let identity = WantedIdentity::of(order);
         let machine = Machine {

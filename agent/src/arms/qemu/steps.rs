@@ -1,10 +1,13 @@
 //! What only virtual machines need doing: the initramfs, the monitor's process and its QMP, saving and continuing.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{File, OpenOptions, Permissions},
     os::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
-        unix::{fs::OpenOptionsExt as _, net::UnixStream},
+        unix::{
+            fs::{OpenOptionsExt as _, PermissionsExt as _},
+            net::UnixStream,
+        },
     },
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -272,6 +275,10 @@ impl Step for SealTemplate {
     }
     fn apply(&self, sys: &dyn Sys, _: &mut Cx) -> Result<Receipt, StepError> {
         let seal = |e: TemplateError| said("seal the template", &e);
+        // Root writes all the same; what really finds a template out that changed is its digest.
+        let ram = self.folder.join(template::RAM);
+        std::fs::set_permissions(&ram, Permissions::from_mode(0o400))
+            .map_err(|e| said("seal the template's RAM", &e))?;
         let manifest = Manifest::seal(&self.folder, self.wanted.fingerprint().map_err(seal)?).map_err(seal)?;
         let path = self.folder.join(template::MANIFEST);
         let bytes = serde_json::to_vec_pretty(&manifest).map_err(|e| said("seal the template", &e))?;
