@@ -72,6 +72,7 @@ impl SessionNet {
             // that an audit can tell our links from those of an installation with a similar id.
             host_mac: [0x02, i2, i3, b, c, d],
             guest_mac: [0x06, i2, i3, b, c, d],
+            first_guest: None,
         }
     }
     /// What the name of every link of an installation begins with.

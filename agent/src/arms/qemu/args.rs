@@ -23,9 +23,6 @@ pub const STATE_FD: i32 = 5;
 /// The same in every guest of every session, since it is part of the saved state: links are not shared, so it meets
 /// nobody.
 pub const GUEST_MAC: [u8; 6] = [0x06, 0x0d, 0x51, 0xe0, 0x00, 0x02];
-/// The host's end of every tap: siblings carry their template's neighbour entry for it.
-pub const HOST_MAC: [u8; 6] = [0x02, 0x0d, 0x51, 0xe0, 0x00, 0x01];
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Accel {
