@@ -244,7 +244,8 @@ mod tests {
     fn warm_up_and_measured_blocks_are_numbered_apart() {
         let mut d = run(RUN, RunPhase::Measure, &[0, 0]);
         d.granted[0].kind = BlockKind::WarmUp;
-        let done = Progress { started: [block_key(BlockKind::WarmUp, 0)].into(), preflight: true, ..Progress::default() };
+        let done =
+            Progress { started: [block_key(BlockKind::WarmUp, 0)].into(), preflight: true, ..Progress::default() };
         assert_eq!(case(vec![d], vec![(RUN, done)]).decide(), Action::Block(RUN, grant(0)));
     }
 
