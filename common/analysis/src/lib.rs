@@ -5,6 +5,7 @@
 //! later. Resampling is drawn from the registered seed. How to measure and decide is written in `docs/method.md`.
 
 pub mod analysis;
+mod arms;
 pub mod bundle;
 pub mod collect;
 pub mod contrast;
@@ -18,6 +19,7 @@ pub mod summary;
 pub mod synthetic;
 pub mod tables;
 pub mod value;
+mod verdict;
 
 #[cfg(test)]
 mod tests;

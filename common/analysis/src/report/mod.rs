@@ -3,6 +3,7 @@
 //! Verdict first; then what it rests on, down to every sample in run order.
 
 mod plot;
+mod record;
 mod sections;
 
 use std::fmt::Write as _;
@@ -80,11 +81,11 @@ pub fn render_html(registration: &Registration, analysis: &Analysis) -> String {
     sections::distributions(&mut h, analysis);
     sections::phases(&mut h, s);
     sections::controls(&mut h, s);
-    sections::gates(&mut h, s);
-    sections::accounting(&mut h, s);
-    sections::hosts(&mut h, s);
-    sections::registered(&mut h, registration);
-    sections::reproduce(&mut h, s);
+    record::gates(&mut h, s);
+    record::accounting(&mut h, s);
+    record::hosts(&mut h, s);
+    record::registered(&mut h, registration);
+    record::reproduce(&mut h, s);
     h.push_str("</main></body></html>\n");
     h
 }
