@@ -1,5 +1,14 @@
 //! Accepts connections and routes requests. One thread per connection, few at a time, so that a command that runs for
 //! a minute never delays an answer to the prober; between requests there is exactly one thread.
+//!
+//! ```text
+//! GET  /drums/ready?nonce=HEX   echoes the nonce (endpoint E3), with who the session is and what it carries
+//! GET  /drums/digest            SHA-256 of the running binary; apart, so that no arm pays for it while it is timed
+//! POST /drums/state             the mark that a template sets before it is saved
+//! POST /drums/personalise       the post-restore call; a new address is taken once the caller has closed
+//! POST /drums/dirty   GET ..    plants, and looks for, what a reset has to remove
+//! GET  /platform   POST /execute   GET /screenshot   POST /setup/upload   POST /file      as OSWorld's server
+//! ```
 
 use std::{
     io::{self, Read, Write as _},
@@ -66,10 +75,8 @@ impl Server {
             Err(Bad::Gone) => return,
             Err(Bad::Refuse(status, why)) => (Response::error(status, why), None),
         };
-        let answered = response.write_to(&mut &stream).and_then(|()| stream.shutdown(Shutdown::Write));
-        if answered.is_err() {
-            // Nobody heard us; an announced switch still has to happen, or the peer would look at the wrong address.
-        }
+        // If nobody heard us, an announced switch still has to happen, or the peer would look at the wrong address.
+        let _ = response.write_to(&mut &stream).and_then(|()| stream.shutdown(Shutdown::Write));
         drain(&stream, if switch.is_some() { LINGER_LIMIT } else { Duration::from_millis(50) });
         if let Some(Err(e)) = switch.as_ref().map(Switch::apply) {
             eprintln!("drums-guest: {e}");
