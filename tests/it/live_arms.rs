@@ -49,14 +49,12 @@ impl Rig {
         setup::run(&tools, &SetupOptions::default(), &mut |_| ()).map_err(|e| anyhow::anyhow!(chain(&e)))?;
         let tree = image.join(drums_common::workload::TREE);
         let guest = fs::read(tree.join("sbin/drums-guest")).context("the workload has no guest server")?;
-        let manifest = fs::read(image.join(drums_common::workload::MANIFEST)).context("the workload has no manifest")?;
+        let manifest =
+            fs::read(image.join(drums_common::workload::MANIFEST)).context("the workload has no manifest")?;
         let dir = tempfile::Builder::new().prefix("drums-arms-").tempdir()?;
         let before = Snapshot::take()?;
-        let config = EngineConfig {
-            state: dir.path().join("state"),
-            tools: setup::tools::find(&tools),
-            scratch_bytes: 2 << 30,
-        };
+        let config =
+            EngineConfig { state: dir.path().join("state"), tools: setup::tools::find(&tools), scratch_bytes: 2 << 30 };
         let shim = Arc::new(ShimClient::launch(&programs.join("drums-agent"))?);
         let (engine, _) = Engine::open(&config, shim)?;
         if let Some(why) = engine.unfit(kind) {

@@ -385,9 +385,10 @@ impl Coordinator {
         }
         let target = "tool".to_owned();
         let sha256 = Sha256::of(target.as_bytes());
-        manifest
-            .files
-            .insert("tree/bin/link".into(), ManifestFile { kind: "symlink".into(), mode: 0o777, bytes: 0, sha256, target });
+        manifest.files.insert(
+            "tree/bin/link".into(),
+            ManifestFile { kind: "symlink".into(), mode: 0o777, bytes: 0, sha256, target },
+        );
         std::fs::write(self.store.artifacts.join(manifest.sha256().to_string()), manifest.canonical()).unwrap();
         manifest.sha256()
     }
