@@ -130,8 +130,6 @@ impl Machine {
             let (path, size) = (escaped(ram), self.memory_bytes);
             push("-object", format!("memory-backend-file,id=ram0,size={size},mem-path={path},share={share}"));
             push("-machine", "memory-backend=ram0".to_owned());
-            // RAM stays in its file on both sides of the migration.
-            push("-global", "migration.x-ignore-shared=on".to_owned());
         }
         push("-kernel", self.boot.kernel.display().to_string());
         push("-initrd", self.boot.initrd.display().to_string());
@@ -141,7 +139,8 @@ impl Machine {
         push("-chardev", format!("file,id=serial0,path={}", escaped(&self.serial)));
         push("-serial", "chardev:serial0".to_owned());
         if let Memory::Sibling { .. } = self.memory {
-            push("-incoming", format!("fd:{STATE_FD}"));
+            // Deferred, because QEMU 7.2 takes x-ignore-shared from QMP only.
+            push("-incoming", "defer".to_owned());
         }
         a.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(str::to_owned));
         a.extend(hardware(self.accel));
@@ -197,7 +196,7 @@ mod tests {
         let a = machine(Memory::Sibling { ram: "/t/ram".into() }).arguments();
         assert!(value(&a, "-object", "share=off").is_some());
         assert_eq!(value(&a, "-object", "share=on"), None);
-        assert_eq!(value(&a, "-incoming", ""), Some("fd:5"));
+        assert_eq!(value(&a, "-incoming", ""), Some("defer"));
         let t = machine(Memory::Template { ram: "/t/ram".into() }).arguments();
         assert!(value(&t, "-object", "share=on").is_some());
         assert_eq!(value(&t, "-incoming", ""), None);
@@ -207,7 +206,7 @@ mod tests {
     fn template_and_sibling_have_the_same_hardware() {
         let without = |m: Memory| {
             let mut a = machine(m).arguments();
-            a.retain(|s| !s.contains("share=") && s != "-incoming" && !s.starts_with("fd:"));
+            a.retain(|s| !s.contains("share=") && s != "-incoming" && s != "defer");
             a
         };
         assert_eq!(

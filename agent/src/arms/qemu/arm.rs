@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use super::{
     args::{self, Accel, Boot, Machine, Memory},
     steps::{
-        AwaitRunning, BootFiles, CheckManifest, EnsureInitrd, Monitor, RestoredFrom, SaveState, SealTemplate,
-        SpawnQemu, Wanted, template_faults,
+        BootFiles, CheckManifest, Continue, EnsureInitrd, IGNORE_SHARED, Monitor, RestoredFrom, SaveState,
+        SealTemplate, SpawnQemu, Wanted, template_faults,
     },
     template::{self, Digests},
 };
@@ -125,7 +125,7 @@ impl Qemu {
         steps.push(Box::new(MakeTap::new(net)));
         steps.push(Box::new(SpawnQemu::new(spec, log.clone(), state)));
         if template.is_some() {
-            steps.push(Box::new(AwaitRunning { log }));
+            steps.push(Box::new(Continue { log }));
         }
         Ok(steps)
     }
@@ -293,7 +293,7 @@ impl Arm for Qemu {
             Err(e) => faults.push(e.to_string()),
         }
         if self.kind.from_template() {
-            match qmp.capability("x-ignore-shared") {
+            match qmp.capability(IGNORE_SHARED) {
                 Ok(true) => drop(read.insert("ram".to_owned(), "template's file, mapped copy on write".to_owned())),
                 Ok(false) => faults.push("x-ignore-shared is off: RAM was copied, not mapped".to_owned()),
                 Err(e) => faults.push(e.to_string()),

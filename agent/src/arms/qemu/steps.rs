@@ -31,6 +31,8 @@ const QMP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Loading and saving device state takes tens of milliseconds; RAM does not move.
 const STATE_TIMEOUT: Duration = Duration::from_secs(20);
 
+pub const IGNORE_SHARED: &str = "x-ignore-shared";
+
 fn said(what: &str, e: &dyn std::error::Error) -> StepError {
     let mut text = format!("{what}: {e}");
     let mut next = e.source();
@@ -180,12 +182,12 @@ impl Step for SpawnQemu {
     }
 }
 
-/// Waits until a sibling has loaded its state and its processor runs.
-pub struct AwaitRunning {
+/// Has a sibling load its state and waits until its processor runs.
+pub struct Continue {
     pub log: PathBuf,
 }
 
-impl Step for AwaitRunning {
+impl Step for Continue {
     fn phase(&self) -> &'static str {
         "state"
     }
@@ -193,24 +195,24 @@ impl Step for AwaitRunning {
         None
     }
     fn apply(&self, sys: &dyn Sys, cx: &mut Cx) -> Result<Receipt, StepError> {
-        let mut qmp = monitor(cx, "wait for the restored machine")?;
+        let mut qmp = monitor(cx, "continue the saved state")?;
+        let failed = |why: &dyn std::fmt::Display| {
+            let words = tail(sys, &self.log);
+            StepError::Other(format!("continue the saved state: {why}; QEMU's own words: {words}"))
+        };
+        // RAM stays in its file on both sides.
+        qmp.set_capability(IGNORE_SHARED, true).map_err(|e| failed(&e))?;
+        qmp.migrate_incoming(&format!("fd:{}", args::STATE_FD)).map_err(|e| failed(&e))?;
         let deadline = raw_us() + STATE_TIMEOUT.as_micros() as u64;
         loop {
-            let status = qmp.status().map_err(|e| {
-                let words = tail(sys, &self.log);
-                StepError::Other(format!("continue the saved state: {e}; QEMU's own words: {words}"))
-            })?;
-            match status.as_str() {
+            match qmp.status().map_err(|e| failed(&e))?.as_str() {
                 "running" => return Ok(Receipt::Made),
+                // As it was saved: everything is loaded.
+                "paused" => qmp.cont().map_err(|e| failed(&e))?,
                 "inmigrate" | "prelaunch" if raw_us() < deadline => {
-                    std::thread::park_timeout(Duration::from_micros(500));
+                    std::thread::park_timeout(Duration::from_micros(200));
                 }
-                other => {
-                    let words = tail(sys, &self.log);
-                    let text =
-                        format!("continue the saved state: QEMU is {other}, not running; its own words: {words}");
-                    return Err(StepError::Other(text));
-                }
+                other => return Err(failed(&format!("QEMU is {other}, not running"))),
             }
         }
     }
@@ -242,11 +244,8 @@ impl Step for SaveState {
             let mut qmp = monitor(cx, "save the machine")?;
             let q = |e: QmpError| said("save the machine", &e);
             qmp.stop().map_err(q)?;
-            if !qmp.capability("x-ignore-shared").map_err(q)? {
-                let text =
-                    "save the machine: QEMU has not x-ignore-shared on, so its RAM would be copied into the state";
-                return Err(StepError::Other(text.to_owned()));
-            }
+            // RAM stays in its file; only devices go into the state.
+            qmp.set_capability(IGNORE_SHARED, true).map_err(q)?;
             qmp.give_fd("state", file.as_fd()).map_err(q)?;
             qmp.migrate("fd:state").map_err(q)?;
             qmp.wait_migration(STATE_TIMEOUT).map_err(q)?;

@@ -265,7 +265,8 @@ mod tests {
         };
         manifest.admit(&fingerprint()).unwrap();
         let other = Sha256::of(b"other");
-        let cases: [(&str, fn(&mut Fingerprint, Sha256)); 8] = [
+        type Change = fn(&mut Fingerprint, Sha256);
+        let cases: [(&str, Change); 8] = [
             ("CPU model", |f, _| f.cpu = "qemu64".to_owned()),
             ("memory", |f, _| f.memory_bytes = 768 << 20),
             ("machine type", |f, _| f.machine = "pc-q35-8.0".to_owned()),

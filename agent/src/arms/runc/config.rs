@@ -21,6 +21,7 @@ pub struct Container<'a> {
     pub cgroup: &'a str,
     /// A path that leads to the network namespace while runc runs.
     pub netns: &'a Path,
+    pub capabilities: Capabilities,
 }
 
 fn mount(destination: &str, kind: &str, options: &[&str]) -> Result<Mount, OciSpecError> {
@@ -32,63 +33,69 @@ fn mount(destination: &str, kind: &str, options: &[&str]) -> Result<Mount, OciSp
         .build()
 }
 
-/// All capabilities: a drums session has a real root too.
-fn everything() -> Capabilities {
+/// The capabilities of the calling process: a drums session inherits them, so a container gets them by name. All that a
+/// machine's root has, which in a sandbox is not everything.
+pub fn held(status: &str) -> Capabilities {
     use Capability as C;
-    [
-        C::AuditControl,
-        C::AuditRead,
-        C::AuditWrite,
-        C::BlockSuspend,
-        C::Bpf,
-        C::CheckpointRestore,
+    // In the kernel's order: the index is the bit.
+    const BY_NUMBER: [Capability; 41] = [
         C::Chown,
         C::DacOverride,
         C::DacReadSearch,
         C::Fowner,
         C::Fsetid,
-        C::IpcLock,
-        C::IpcOwner,
         C::Kill,
-        C::Lease,
+        C::Setgid,
+        C::Setuid,
+        C::Setpcap,
         C::LinuxImmutable,
-        C::MacAdmin,
-        C::MacOverride,
-        C::Mknod,
-        C::NetAdmin,
         C::NetBindService,
         C::NetBroadcast,
+        C::NetAdmin,
         C::NetRaw,
-        C::Perfmon,
-        C::Setgid,
-        C::Setfcap,
-        C::Setpcap,
-        C::Setuid,
+        C::IpcLock,
+        C::IpcOwner,
+        C::SysModule,
+        C::SysRawio,
+        C::SysChroot,
+        C::SysPtrace,
+        C::SysPacct,
         C::SysAdmin,
         C::SysBoot,
-        C::SysChroot,
-        C::SysModule,
         C::SysNice,
-        C::SysPacct,
-        C::SysPtrace,
-        C::SysRawio,
         C::SysResource,
         C::SysTime,
         C::SysTtyConfig,
+        C::Mknod,
+        C::Lease,
+        C::AuditWrite,
+        C::AuditControl,
+        C::Setfcap,
+        C::MacOverride,
+        C::MacAdmin,
         C::Syslog,
         C::WakeAlarm,
-    ]
-    .into_iter()
-    .collect()
+        C::BlockSuspend,
+        C::AuditRead,
+        C::Perfmon,
+        C::Bpf,
+        C::CheckpointRestore,
+    ];
+    let mask = status
+        .lines()
+        .find_map(|l| l.strip_prefix("CapEff:"))
+        .and_then(|v| u64::from_str_radix(v.trim(), 16).ok())
+        .unwrap_or_default();
+    BY_NUMBER.into_iter().enumerate().filter(|(bit, _)| mask >> bit & 1 == 1).map(|(_, c)| c).collect()
 }
 
 impl Container<'_> {
     pub fn spec(&self) -> Result<Spec, OciSpecError> {
         let namespace = |kind| LinuxNamespaceBuilder::default().typ(kind).build();
         let capabilities = LinuxCapabilitiesBuilder::default()
-            .bounding(everything())
-            .effective(everything())
-            .permitted(everything())
+            .bounding(self.capabilities.clone())
+            .effective(self.capabilities.clone())
+            .permitted(self.capabilities.clone())
             .inheritable(Capabilities::default())
             .ambient(Capabilities::default())
             .build()?;
@@ -160,11 +167,16 @@ mod tests {
             env: &env,
             cgroup: "/drums-0badcafe-s7g1/session",
             netns: Path::new("/proc/42/fd/9"),
+            capabilities: held("Name:\tx\nCapEff:\t0000000000200021\n"),
         };
         let v: Value = serde_json::to_value(container.spec().unwrap()).unwrap();
         assert_eq!(v["process"]["args"], serde_json::json!(argv));
         assert_eq!(v["process"]["env"], serde_json::json!(["DRUMS_PORT=5000"]));
         assert_eq!(v["process"]["terminal"], false);
+        let mut capabilities: Vec<&str> =
+            v["process"]["capabilities"]["effective"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        capabilities.sort_unstable();
+        assert_eq!(capabilities, ["CAP_CHOWN", "CAP_KILL", "CAP_SYS_ADMIN"]);
         assert_eq!(v["linux"]["cgroupsPath"], "/drums-0badcafe-s7g1/session");
         let namespaces = v["linux"]["namespaces"].as_array().unwrap();
         assert_eq!(namespaces.len(), 5);

@@ -5,6 +5,7 @@
 //! The overlay is mounted in runc's private mount namespace, so it ends with the container.
 
 mod arm;
+pub mod bench;
 pub mod config;
 mod reading;
 mod steps;

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::config::Container;
+use super::config::{Container, held};
 use crate::{
     steps::{Cx, Receipt, Resource, Step, StepError},
     sys::{Leaf, LeafOf, PreMount, Sys, ToolSpec, spec::OverlayRoot},
@@ -118,8 +118,18 @@ impl Step for WriteConfig {
         let fd = cx.netns.as_ref().map_or(-1, |f| f.as_raw_fd());
         let netns = PathBuf::from(format!("/proc/{}/fd/{fd}", std::process::id()));
         let cgroup = format!("/{}/session", self.bundle.group);
-        let container =
-            Container { hostname: &self.hostname, argv: &self.argv, env: &self.env, cgroup: &cgroup, netns: &netns };
+        let status = sys
+            .read_file(Path::new("/proc/self/status"))
+            .map_err(|source| StepError::Act { what: "read the agent's own capabilities".to_owned(), source })?;
+        let capabilities = held(&String::from_utf8_lossy(&status));
+        let container = Container {
+            capabilities,
+            hostname: &self.hostname,
+            argv: &self.argv,
+            env: &self.env,
+            cgroup: &cgroup,
+            netns: &netns,
+        };
         let words = |e: &dyn std::fmt::Display| StepError::Other(format!("write the container's configuration: {e}"));
         let mut spec = container.spec().map_err(|e| words(&e))?;
         let options = self.bundle.criu_options();
