@@ -138,6 +138,8 @@ fn live_shim_tells_what_a_new_process_could_not_do() -> Result<()> {
     ensure!(sys.wait(&child, 10_000)? == Exit::Code(7));
     // Not a child of the shim: refused.
     ensure!(sys.adopt(std::process::id().cast_signed()).is_err());
+    // The last owner of the shim ends it.
+    drop(sys);
     ground.leave()
 }
 
@@ -162,6 +164,7 @@ fn live_shim_passes_descriptors_and_hides_its_own() -> Result<()> {
     ensure!(sys.wait(&child, 10_000)?.ok());
     // 3 is ls reading the folder.
     ensure!(fs::read_to_string(&out)? == "0 1 2 3 40 /etc/hostname\n", "{:?}", fs::read_to_string(&out)?);
+    drop(sys);
     ground.leave()
 }
 
@@ -190,6 +193,7 @@ fn live_everything_dies_with_the_agent_or_the_shim() -> Result<()> {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(shim.pid()), nix::sys::signal::Signal::SIGKILL)?;
     ensure!(wait_until(Duration::from_secs(10), || !sys.alive(&session)), "the session outlived its killed shim");
     ensure!(matches!(sys.spawn_session(&bare(&["/bin/true"]), None), Err(SysError::Shim(_))));
+    shim.shutdown();
     ground.leave()
 }
 
@@ -327,5 +331,6 @@ fn live_a_session_s_pid_1_is_filtered_and_alone() -> Result<()> {
     ensure!(ns(&child.process.pid.to_string())? != ns("self")?);
     sys.kill_process(child.process, 10_000)?;
     ensure!(!sys.alive(&child));
+    drop(sys);
     ground.leave()
 }

@@ -217,9 +217,12 @@ fn prepare(join: &[PathBuf]) -> Result<(), Failed> {
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)
         .map_err(|e| Failed::here("unblock its signals", e))?;
     nix::sys::stat::umask(Mode::from_bits_truncate(0o022));
-    // Rust's runtime ignores SIGPIPE, and ignored signals survive exec.
-    // SAFETY: restores a default; no handler is involved.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    // Ignored signals survive exec, and Rust's runtime ignores SIGPIPE, a shell's background jobs SIGINT and SIGQUIT:
+    // whatever the agent's starter did must not reach sessions.
+    for signal in 1..=libc::SIGRTMAX() {
+        // SAFETY: restores a default; no handler is involved. Numbers that cannot be changed are refused, which is fine.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
     Ok(())
 }
 
