@@ -59,14 +59,11 @@ impl Engine {
     fn carried_state(&self, order: &SessionOrder<'_>, ready: &GuestReady, faults: &mut Vec<String>) {
         let key = (order.run, order.arm.name.clone(), order.template_build);
         match self.templates.get(&key) {
-            Some(held) if order.arm.kind.from_template() => {
-                if ready.state != held.template.state {
-                    faults.push(format!(
-                        "it carries state {:?}, not its template's {:?}",
-                        ready.state, held.template.state
-                    ));
-                }
+            Some(held) if order.arm.kind.from_template() && ready.state != held.template.state => {
+                faults
+                    .push(format!("it carries state {:?}, not its template's {:?}", ready.state, held.template.state));
             }
+            Some(_) if order.arm.kind.from_template() => {}
             _ if !ready.state.is_empty() => {
                 faults.push(format!("a cold session carries saved state {:?}", ready.state));
             }

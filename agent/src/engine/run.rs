@@ -119,11 +119,11 @@ impl Engine {
             }
             leaked.push(text);
         }
-        if leaked.is_empty() {
-            if let Err(e) = self.ledger.released(&made.plan) {
-                // Harmless: the next audit finds a plan of which nothing is left.
-                tracing::warn!(plan = %made.plan, error = %chain(&e), "the release could not be noted");
-            }
+        if leaked.is_empty()
+            && let Err(e) = self.ledger.released(&made.plan)
+        {
+            // Harmless: the next audit finds a plan of which nothing is left.
+            tracing::warn!(plan = %made.plan, error = %chain(&e), "the release could not be noted");
         }
         leaked
     }

@@ -26,17 +26,18 @@ pub fn function(kind: ArmKind, wanted: &WantedIdentity, state: &str, ready: &Gue
 /// Siblings must differ in every field from everyone seen before in the run.
 pub fn distinct(identity: &Identity, seen: &[(String, Identity)]) -> Vec<String> {
     let mut out = Vec::new();
-    let fields: [(&str, fn(&Identity) -> &str); 4] = [
-        ("hostname", |i| &i.hostname),
-        ("machine id", |i| &i.machine_id),
-        ("address", |i| &i.address),
-        ("random stream", |i| &i.random),
-    ];
-    for (what, get) in fields {
-        let mine = get(identity);
+    let fields = |i: &Identity| {
+        [
+            ("hostname", i.hostname.clone()),
+            ("machine id", i.machine_id.clone()),
+            ("address", i.address.clone()),
+            ("random stream", i.random.clone()),
+        ]
+    };
+    for (n, (what, mine)) in fields(identity).into_iter().enumerate() {
         if mine.is_empty() {
             out.push(format!("it has no {what}"));
-        } else if let Some((who, _)) = seen.iter().find(|(_, other)| get(other) == mine) {
+        } else if let Some((who, _)) = seen.iter().find(|(_, other)| fields(other)[n].1 == mine) {
             out.push(format!("its {what} {mine} is also that of {who}"));
         }
     }

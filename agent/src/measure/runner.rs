@@ -60,6 +60,9 @@ impl Workloads for Link {
     }
 }
 
+/// Probes the host anew, with what the engine says of its arms.
+pub type ProbeFacts = Box<dyn FnMut(&dyn ArmEngine) -> HostFacts>;
+
 /// What this agent is, and what the runner works with.
 pub struct Parts<E> {
     pub host: HostId,
@@ -70,7 +73,7 @@ pub struct Parts<E> {
     pub engine: E,
     pub surroundings: Box<dyn Surroundings>,
     /// A fresh look at the host, asked at each preflight.
-    pub facts: Box<dyn FnMut(&dyn ArmEngine) -> HostFacts>,
+    pub facts: ProbeFacts,
     pub workloads: Box<dyn Workloads>,
     pub spool: Arc<Spool>,
     pub link: Link,

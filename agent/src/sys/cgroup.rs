@@ -304,10 +304,10 @@ impl Layout {
         for root in self.everywhere() {
             let list = fs::read_dir(root).map_err(|e| SysError::os("list", root.display(), e))?;
             for entry in list.flatten() {
-                if let Some(name) = entry.file_name().to_str().filter(|n| n.starts_with(prefix)) {
-                    if entry.file_type().is_ok_and(|t| t.is_dir()) {
-                        names.push(name.to_owned());
-                    }
+                if let Some(name) = entry.file_name().to_str().filter(|n| n.starts_with(prefix))
+                    && entry.file_type().is_ok_and(|t| t.is_dir())
+                {
+                    names.push(name.to_owned());
                 }
             }
         }

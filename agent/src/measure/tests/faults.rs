@@ -20,7 +20,7 @@ fn with_fault(op: &'static str, arm: &'static str, fault: Fault) -> (Agent, Vec<
     (a, records)
 }
 
-fn failed<'a>(records: &'a [Record]) -> Vec<&'a Outcome> {
+fn failed(records: &[Record]) -> Vec<&Outcome> {
     outcomes(records).into_iter().filter(|o| !o.valid).collect()
 }
 
