@@ -10,7 +10,7 @@ use axum::{
 use drums_common::{
     digest::Sha256,
     evidence::BlockKind,
-    experiment::{Experiment, Registration, WorkloadManifest},
+    experiment::{Experiment, Registration},
     failure::Failure,
     ids::ExperimentId,
     plan,
@@ -51,7 +51,13 @@ pub(super) async fn add_workload(
     Body(body): Body<AddWorkload>,
 ) -> Result<(StatusCode, Json<WorkloadView>), ApiError> {
     let manifest = body.manifest;
-    check_manifest(&manifest)?;
+    workload::check(&manifest).map_err(|e| {
+        ApiError::bad(
+            "bad-manifest",
+            drums_common::telemetry::chain(&e),
+            "make the workload again with cargo xtask image",
+        )
+    })?;
     for (path, file) in manifest.files.iter().filter(|(_, f)| f.kind == "file") {
         if !c.control.artifacts.has(file.sha256).await {
             let message = format!("the content of {path} ({}) was not uploaded", file.sha256.short());
@@ -77,21 +83,6 @@ pub(super) async fn add_workload(
     }
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(workload_view(stored))))
-}
-
-fn check_manifest(m: &WorkloadManifest) -> Result<(), ApiError> {
-    let bad = |why: String| Err(ApiError::bad("bad-manifest", why, "make the workload again with cargo xtask image"));
-    if m.version != workload::LAYOUT_VERSION {
-        return bad(format!("the manifest is of layout {}, not {}", m.version, workload::LAYOUT_VERSION));
-    }
-    if m.files.is_empty() || m.files.len() > workload::MAX_FILES {
-        return bad(format!("the manifest names {} files", m.files.len()));
-    }
-    let total = m.files.values().try_fold(0u64, |sum, f| sum.checked_add(f.bytes));
-    if total.is_none_or(|t| t > workload::MAX_TOTAL_BYTES) {
-        return bad(format!("the workload is larger than {} bytes", workload::MAX_TOTAL_BYTES));
-    }
-    Ok(())
 }
 
 async fn store_artifact(c: &Context, sha256: Sha256, bytes: &[u8]) -> Result<(), ApiError> {

@@ -40,6 +40,8 @@ use crate::{store::StoreError, tasks::Control};
 
 /// A spec may have 256 KiB; escaped as JSON text it may double.
 const MAX_JSON: usize = 1 << 20;
+/// A manifest, which has its own limit, inside a request.
+const MAX_MANIFEST: usize = 17 << 20;
 
 /// What routes share.
 pub struct Context {
@@ -151,7 +153,10 @@ pub fn router(context: Arc<Context>) -> Router {
         .route("/hosts", get(hosts::list).post(hosts::add))
         .route("/hosts/{host}/release", post(hosts::release))
         .route("/audit", get(hosts::audit))
-        .route("/workloads", get(experiments::workloads).post(experiments::add_workload))
+        .route(
+            "/workloads",
+            get(experiments::workloads).post(experiments::add_workload).layer(DefaultBodyLimit::max(MAX_MANIFEST)),
+        )
         .route(
             "/artifacts/{sha}",
             axum::routing::put(experiments::put_artifact)

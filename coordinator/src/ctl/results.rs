@@ -252,7 +252,7 @@ pub(super) fn verify(global: &Global, c: &Verify) -> Result<ExitCode, CtlError> 
         ));
     };
     let found = bundle::verify(files.as_ref(), c.registration);
-    let verdict = found.analysis.as_ref().map(|a| a.summary.verdict.as_str().parse().unwrap_or(Verdict::Invalid));
+    let verdict = found.analysis.as_ref().map(|a| a.summary.verdict);
     if global.json {
         output::json(&serde_json::json!({
             "bundle": c.bundle.display().to_string(),

@@ -66,6 +66,12 @@ pub struct Cancel {
 
 pub(super) async fn run(global: &Global, c: Run) -> Result<ExitCode, CtlError> {
     let client = Client::new(global);
+    if let Some(Instant(us)) = c.deadline
+        && us <= jiff::Timestamp::now().as_microsecond()
+    {
+        let at = crate::api::views::utc(drums_common::clock::Micros(us));
+        return Err(CtlError::bad(format!("the deadline {at} is in the past"), "give a time to come, in UTC"));
+    }
     let view: RunView = if c.attach {
         let list: RunsView = client.get(&format!("/runs?experiment={}", c.experiment)).await?;
         list.runs.into_iter().next_back().ok_or_else(|| {

@@ -539,10 +539,7 @@ async fn answered(control: &Control, registration: Arc<Registration>, state: Run
     let computed = tokio::task::spawn_blocking(move || match pending {
         Pending::FindVoids => Event::Voids(voids(&registration, meta, &records)),
         Pending::Analyse => {
-            let summary = analysis::analyse(&registration, &[meta], &records).summary;
-            // The two enumerations name the same seven verdicts; a test holds them together.
-            let verdict = summary.verdict.as_str().parse().unwrap_or(Verdict::Invalid);
-            Event::Analysed { verdict }
+            Event::Analysed { verdict: analysis::analyse(&registration, &[meta], &records).summary.verdict }
         }
     });
     match computed.await {

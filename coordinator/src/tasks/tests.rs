@@ -398,22 +398,3 @@ async fn runs_are_refused_in_words_and_nothing_is_recorded() {
     assert_eq!(refused.code, "released");
     life.end().await;
 }
-
-/// The analysis and the store name the same verdicts.
-#[test]
-fn verdicts_have_the_same_names_everywhere() {
-    use drums_analysis::Verdict as Theirs;
-    let theirs = [
-        Theirs::Pass,
-        Theirs::Fail,
-        Theirs::Undecided,
-        Theirs::Invalid,
-        Theirs::Incomplete,
-        Theirs::Lost,
-        Theirs::Cancelled,
-    ];
-    for v in theirs {
-        let ours: Verdict = v.as_str().parse().unwrap();
-        assert_eq!(ours.exit_code(), v.exit_code());
-    }
-}
