@@ -1,6 +1,6 @@
 #!/bin/sh
 # An external arm in its smallest form: a session is the workload's guest server as a plain process on loopback, with a
-# hostname and a machine id of its own and no other isolation. The protocol is in docs/external-arm.md; the folder
+# hostname, a machine id and a /tmp of its own and no other isolation. The protocol is in docs/external-arm.md; the folder
 # $DRUMS_SESSION_DIR is where a fresh process of this script finds a session again.
 set -eu
 
@@ -24,10 +24,12 @@ create() {
     # A port that follows from the session's number; only one agent measures on a machine at a time.
     number=$(field "$1" session | sed 's/.*-s\([0-9]*\)g.*/\1/')
     port=$((20000 + number % 20000))
-    # unshare and the shell replace themselves, so the process that is remembered is the guest server's.
+    # unshare and the shell replace themselves, so the process that is remembered is the guest server's. Its /etc and
+    # /tmp are its own, so that a reset loses what the session wrote there; the program is opened before they hide it.
     env -i PATH="$PATH" DRUMS_HOSTNAME="$(field "$1" hostname)" DRUMS_MACHINE_ID="$(field "$1" machine_id)" \
         DRUMS_PORT="$port" unshare --uts --mount --propagation private \
-        sh -c 'mount -t tmpfs none /etc && exec "$1" init' sh "$tree/sbin/drums-guest" </dev/null >/dev/null 2>&1 &
+        sh -c 'exec 3<"$1" && mount -t tmpfs none /etc && mount -t tmpfs none /tmp && exec /proc/self/fd/3 init' \
+        sh "$tree/sbin/drums-guest" </dev/null >/dev/null 2>&1 &
     remember $!
     printf '{"ok":true,"address":"127.0.0.1:%s","mechanism":{"isolation":"hostname and machine id"}}\n' "$port"
 }
