@@ -214,7 +214,12 @@ impl Fleet {
         let path = self.layout.states.join(format!("{name}.token"));
         let word = token.split_whitespace().find(|w| w.starts_with("drums1.")).unwrap_or_default();
         write_private(&path, word.as_bytes())?;
-        self.start_agent_with(name, &["--token-file".as_ref(), path.as_os_str()])
+        self.start_new_agent(name, &path)
+    }
+
+    /// Starts the agent of a host that enrols with the token in this file.
+    pub fn start_new_agent(&mut self, name: &str, token: &Path) -> Result<(), FleetError> {
+        self.start_agent_with(name, &["--token-file".as_ref(), token.as_os_str()])
     }
 
     /// Starts the agent of a host that has enrolled before.

@@ -11,7 +11,7 @@ use serde_json::Value;
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// An experiment small enough for a test. `gates` are wide: what is tested here is the path, not the machine.
-fn spec(id: &str, arms: &[&str], blocks: u32, hosts: u32) -> String {
+pub(crate) fn spec(id: &str, arms: &[&str], blocks: u32, hosts: u32) -> String {
     let arms: String = arms
         .iter()
         .map(|a| match *a {
@@ -43,7 +43,7 @@ fn latest_run(fleet: &TestFleet) -> Result<Value> {
 }
 
 /// Waits until the latest run is closed; its verdict.
-fn closed(fleet: &TestFleet) -> Result<String> {
+pub(crate) fn closed(fleet: &TestFleet) -> Result<String> {
     let mut verdict = String::new();
     fleet.wait("the run is closed", PATIENCE, |f| {
         let run = latest_run(f)?;
@@ -54,7 +54,7 @@ fn closed(fleet: &TestFleet) -> Result<String> {
 }
 
 /// Waits until at least `blocks` blocks ended and another has begun.
-fn in_the_middle(fleet: &TestFleet, blocks: u64) -> Result<Value> {
+pub(crate) fn in_the_middle(fleet: &TestFleet, blocks: u64) -> Result<Value> {
     let mut run = Value::Null;
     fleet.wait("a block in the middle of the run has begun", PATIENCE, |f| {
         run = latest_run(f)?;

@@ -5,5 +5,6 @@ mod docs;
 mod live_arms;
 mod live_engine;
 mod live_fleet;
+mod live_runbooks;
 mod metadata;
 mod net;

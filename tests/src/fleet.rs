@@ -34,6 +34,15 @@ pub struct TestFleet {
 impl TestFleet {
     /// Builds, installs the tools, makes the workload, and starts a coordinator with one agent per host.
     pub fn start(hosts: &[&str]) -> Result<Self> {
+        let mut me = Self::start_coordinator(hosts)?;
+        for host in hosts {
+            me.fleet.enrol(host)?;
+        }
+        Ok(me)
+    }
+
+    /// As `start`, with hosts that nobody has added yet.
+    pub fn start_coordinator(hosts: &[&str]) -> Result<Self> {
         ensure!(nix::unistd::geteuid().is_root(), "live tests need root: they make namespaces and cgroups for real");
         let binaries = Binaries::beside(&crate::programs()?);
         setup(&binaries.agent)?;
@@ -51,9 +60,6 @@ impl TestFleet {
         };
         let mut fleet = Fleet::prepare(layout, hosts)?;
         fleet.start_coordinator()?;
-        for host in hosts {
-            fleet.enrol(host)?;
-        }
         let mut me = Self { fleet, dir, before, keep: Some(temporary) };
         me.keep_on_failure();
         me.ctl(&["workload", "add", image.to_str().context("the image's path is not UTF-8")?, "--name", "minimal"])?;
