@@ -238,6 +238,8 @@ fn live_qemu_warm() -> Result<()> {
     // As if a sibling had mapped the RAM file shared: one byte in a page that no guest uses yet.
     let ram = OpenOptions::new().write(true).open(folder.join("ram"))?;
     ram.write_all_at(b"!", 400 << 20)?;
+    // Open, it would keep the scratch file system busy.
+    drop(ram);
     let created = rig.order(|e, o| e.create(o)).map_err(|e| anyhow::anyhow!("{e:#}"))?;
     ensure!(
         created.fidelity.faults.iter().any(|f| f.contains("changed after it was saved")),

@@ -219,9 +219,14 @@ fn prepare(join: &[PathBuf]) -> Result<(), Failed> {
     nix::sys::stat::umask(Mode::from_bits_truncate(0o022));
     // Ignored signals survive exec, and Rust's runtime ignores SIGPIPE, a shell's background jobs SIGINT and SIGQUIT:
     // whatever the agent's starter did must not reach sessions.
-    for signal in 1..=libc::SIGRTMAX() {
-        // SAFETY: restores a default; no handler is involved. Numbers that cannot be changed are refused, which is fine.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    // By the system call: the C library keeps 32 and 33 for itself and refuses to change them. The kernel's structure on
+    // x86_64 is handler, flags, restorer and mask, 8 bytes each; all zero is SIG_DFL.
+    let default = [0_u64; 4];
+    for signal in 1..=64 {
+        let (none, mask_bytes) = (std::ptr::null::<u64>(), size_of::<u64>());
+        // SAFETY: `default` outlives the call, which reads 32 bytes of it; no handler is involved. The numbers that cannot
+        // be changed (KILL, STOP) are refused, which is fine.
+        unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), none, mask_bytes) };
     }
     Ok(())
 }
