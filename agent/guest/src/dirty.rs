@@ -4,6 +4,7 @@ use std::{
     fs, io,
     process::{Command, ExitCode, Stdio},
     sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
 };
 
 use serde::Serialize;
@@ -13,6 +14,8 @@ use crate::children::Children;
 /// First argument of the planted process; also how it is recognised.
 pub const CHILD: &str = "dirty-child";
 const FILE: &str = "/tmp/drums-dirty";
+/// A process that cannot be seen by then was not planted, which the answer says.
+const PLANTED_WITHIN: Duration = Duration::from_secs(2);
 
 static MEMORY: AtomicBool = AtomicBool::new(false);
 
@@ -29,6 +32,12 @@ pub fn plant(children: &Children) -> io::Result<Dirty> {
         let mut command = Command::new("/proc/self/exe");
         command.arg(CHILD).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         children.start_detached(&mut command)?;
+        // Its start is known before the kernel has given it its command line, by which it is recognised: a moment, for
+        // which there is no event.
+        let deadline = Instant::now() + PLANTED_WITHIN;
+        while !process_present()? && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
     }
     MEMORY.store(true, Ordering::SeqCst);
     look()
