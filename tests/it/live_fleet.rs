@@ -149,15 +149,17 @@ fn live_a_small_experiment_runs_to_a_verdict_that_verifies() {
         each_once(&records)?;
         let path = bundle.to_str().context("not UTF-8")?;
         let verified = fleet.fleet.ctl_output(&["verify", path])?;
-        ensure!(verified.status.code() == Some(0), "verify: {}", String::from_utf8_lossy(&verified.stderr));
-        tampering_is_named(&fleet, &bundle)?;
+        // `verify` reproduces the verdict, and exits with its code.
+        let reproduced = verified.status.code() == output.status.code();
+        ensure!(reproduced, "verify: {}: {}", verified.status, String::from_utf8_lossy(&verified.stderr));
+        tampering_is_named(&fleet, &bundle, output.status.code())?;
         fleet.finish()
     };
     check().unwrap();
 }
 
 /// One byte of one file of each kind is changed; `verify` must name that file and fail.
-fn tampering_is_named(fleet: &TestFleet, bundle: &Path) -> Result<()> {
+fn tampering_is_named(fleet: &TestFleet, bundle: &Path, untouched: Option<i32>) -> Result<()> {
     let paths = manifest_paths(bundle)?;
     for kind in ["samples/", "registration", "logs/"] {
         // A run in which nothing was worth a log line has its history in the events only.
@@ -171,12 +173,12 @@ fn tampering_is_named(fleet: &TestFleet, bundle: &Path) -> Result<()> {
         fs::write(&path, &bad)?;
         let output = fleet.fleet.ctl_output(&["verify", bundle.to_str().context("not UTF-8")?])?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-        ensure!(!output.status.success(), "a changed {file} verifies");
+        ensure!(output.status.code() == Some(1), "a changed {file} verifies: {}", output.status);
         ensure!(said.contains(file.as_str()), "verify does not name {file}: {said}");
         fs::write(&path, &good)?;
     }
     let output = fleet.fleet.ctl_output(&["verify", bundle.to_str().context("not UTF-8")?])?;
-    ensure!(output.status.success(), "the mended bundle does not verify");
+    ensure!(output.status.code() == untouched, "the mended bundle does not verify: {}", output.status);
     Ok(())
 }
 
