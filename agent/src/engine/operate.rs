@@ -169,9 +169,12 @@ impl Engine {
             Err(e) => return Err(self.end_after(handle, e)),
         };
         let mut timeline = Timeline::start(self.sys.now_us());
-        let (_, leaked) = self.unwind(take(handle), &mut timeline);
+        let (_, old) = self.take_apart(take(handle), &mut timeline);
         let mut made = Made { plan: name, ..Made::default() };
-        match self.bring_up(order, &plan, &mut made, &mut timeline) {
+        let up = self.bring_up(order, &plan, &mut made, &mut timeline);
+        // Our own accounts are settled after the clock stopped.
+        let leaked = self.account(old);
+        match up {
             Ok(up) => Ok(Reset {
                 timed: timeline.done(up.ready_us),
                 ready: up.ready,

@@ -18,6 +18,15 @@ pub(super) struct Made {
     pub(super) cx: Cx,
 }
 
+/// Undone, and not accounted for yet.
+#[must_use = "the ledger still holds it"]
+pub(super) struct Undone {
+    made: Made,
+    leaks: Vec<(usize, String)>,
+    /// Entries that are looked for outside timed windows.
+    later: Vec<usize>,
+}
+
 /// A step failed, at this index; what was made is in the other hand.
 #[derive(Debug)]
 pub(super) enum Stopped {
@@ -62,7 +71,13 @@ impl Engine {
     }
 
     /// Undoes everything in reverse until nothing of it is observed. Returns the moment of that, and what leaked.
-    pub(super) fn unwind(&mut self, mut made: Made, timeline: &mut Timeline) -> (u64, Vec<String>) {
+    pub(super) fn unwind(&mut self, made: Made, timeline: &mut Timeline) -> (u64, Vec<String>) {
+        let (done, undone) = self.take_apart(made, timeline);
+        (done, self.account(undone))
+    }
+
+    /// The part of unwinding that takes the caller's time: undone, and observed gone.
+    pub(super) fn take_apart(&mut self, mut made: Made, timeline: &mut Timeline) -> (u64, Undone) {
         let mut leaks: Vec<(usize, String)> = Vec::new();
         for (index, (resource, receipt)) in made.entries.iter().enumerate().rev() {
             let from = self.sys.now_us();
@@ -86,12 +101,18 @@ impl Engine {
         }
         let done = self.sys.now_us();
         timeline.mark("observe", from, done);
+        (done, Undone { made, leaks, later })
+    }
+
+    /// The part that is ours, and belongs in no timed window: strangers looked for, the ledger written. Answers with
+    /// what leaked.
+    pub(super) fn account(&mut self, undone: Undone) -> Vec<String> {
+        let Undone { made, mut leaks, later } = undone;
         for index in later {
             let (resource, receipt) = &made.entries[index];
             check(&*self.sys, index, resource, receipt.as_ref(), &mut leaks);
         }
-        let leaked = self.settle(&made, leaks);
-        (done, leaked)
+        self.settle(&made, leaks)
     }
 
     /// Descriptors that keep a resource alive are closed before it is undone. A group's account is read while it is

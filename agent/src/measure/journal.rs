@@ -6,6 +6,7 @@ use std::sync::Arc;
 use drums_common::{
     clock::Clock,
     evidence::{Body, Log},
+    ids::Generation,
 };
 
 use super::progress::Progress;
@@ -26,6 +27,8 @@ pub struct Journal {
     link: Link,
     clock: Arc<dyn Clock>,
     progress: Progress,
+    /// Of the newest record: what an agent writes after a restart and before its welcome is still said under it.
+    generation: Generation,
     /// Something waits for a commit.
     buffered: bool,
 }
@@ -33,8 +36,10 @@ pub struct Journal {
 impl Journal {
     /// Opens the run's spool for writing and reads what is in it.
     pub fn open(spool: &Arc<RunSpool>, link: Link, clock: Arc<dyn Clock>) -> Result<Self, SpoolError> {
-        let progress = Progress::of(&spool.records()?);
-        Ok(Self { writer: spool.writer()?, link, clock, progress, buffered: false })
+        let records = spool.records()?;
+        let progress = Progress::of(&records);
+        let generation = records.last().map(|r| r.generation).unwrap_or_default();
+        Ok(Self { writer: spool.writer()?, link, clock, progress, generation, buffered: false })
     }
 
     pub fn progress(&self) -> &Progress {
@@ -47,7 +52,8 @@ impl Journal {
             self.commit()?;
         }
         let written = body.clone();
-        self.writer.append(self.link.generation(), self.clock.now(), body)?;
+        self.generation = self.generation.max(self.link.generation());
+        self.writer.append(self.generation, self.clock.now(), body)?;
         self.progress.apply(&written);
         self.buffered = true;
         Ok(())

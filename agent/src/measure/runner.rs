@@ -349,6 +349,8 @@ impl<E: ArmEngine> Runner<E> {
     /// The end of a run on this host: templates undone, the last record written.
     fn close(&mut self, id: RunId, reason: &str) -> Result<(), RunError> {
         self.parts.link.set_activity(Activity::Unwinding { run: id });
+        // What another run holds is no leak of this one's.
+        let alone = self.runs.iter().all(|(other, r)| *other == id || r.templates.is_empty());
         let engine = &mut self.parts.engine;
         let before = &self.surroundings_held;
         let Some(run) = self.runs.get_mut(&id) else { return Err(RunError::NotOpen { run: id }) };
@@ -357,7 +359,9 @@ impl<E: ArmEngine> Runner<E> {
         // Whatever is held now is leaked too, whoever forgot it; what was named before is not named twice.
         let named: Vec<String> = journal.progress().leaked.iter().chain(&leaked).cloned().collect();
         let unnamed = |h: &String| !before.contains(h) && !named.iter().any(|n| n.starts_with(h.as_str()));
-        leaked.extend(held(engine).filter(unnamed));
+        if alone {
+            leaked.extend(held(engine).filter(unnamed));
+        }
         let mut write = || {
             journal.leaks(&leaked)?;
             let all: Vec<String> = journal.progress().leaked.iter().cloned().collect();

@@ -60,6 +60,11 @@ impl Templates {
         }
     }
 
+    /// No template is held.
+    pub fn is_empty(&self) -> bool {
+        !self.made.values().any(Result::is_ok)
+    }
+
     /// Nothing is there any more (the audit undid everything).
     pub fn forget(&mut self) {
         self.build = None;

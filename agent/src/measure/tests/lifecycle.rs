@@ -130,6 +130,18 @@ fn a_restart_in_a_block_marks_it_and_goes_on() {
 }
 
 #[test]
+fn what_is_said_before_the_welcome_is_said_under_the_old_lease() {
+    let mut a = Agent::new(no_faults());
+    a.offer(RunPhase::Measure, 1);
+    a.settle();
+    let before = a.records().len();
+    let a = a.restart_under(0, no_faults());
+    let records = a.records();
+    assert!(records.len() > before, "the restart is written down");
+    assert!(records.iter().all(|r| r.generation == Generation(1)), "a record under no lease would count as late");
+}
+
+#[test]
 fn a_closed_run_stays_closed_over_a_restart() {
     let mut a = Agent::new(no_faults());
     let before = a.whole_run(1);

@@ -172,11 +172,16 @@ impl Agent {
     }
 
     /// The same state folder under a new process.
-    fn restart(mut self, faults: Faults) -> Self {
+    fn restart(self, faults: Faults) -> Self {
+        self.restart_under(2, faults)
+    }
+
+    /// 0 is an agent that no coordinator has welcomed yet.
+    fn restart_under(mut self, generation: u32, faults: Faults) -> Self {
         // As a killed process: nothing is written on the way out, and the spool's lock is the kernel's to free.
         drop(self.runner.take());
         drop(self.spool);
-        Self::start(self.dir, faults, 2)
+        Self::start(self.dir, faults, generation)
     }
 
     fn start(dir: tempfile::TempDir, faults: Faults, generation: u32) -> Self {
