@@ -52,7 +52,7 @@ fn execute(fleet: &mut TestFleet, host: &str, commands: &[String]) -> Result<()>
             .env("DRUMS_HOME", &fleet.fleet.layout.home)
             .stdin(std::process::Stdio::null())
             .output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "`{command}` ended with {}: {said}", output.status);
     }
     Ok(())

@@ -108,22 +108,34 @@ impl TestFleet {
 
     /// Ends everything in order, audits every agent, and holds the machine against what it was before.
     pub fn finish(mut self) -> Result<()> {
-        let hosts: Vec<String> = self.fleet.hosts.iter().map(|h| h.name.clone()).collect();
-        let killed = self.fleet.stop();
-        ensure!(killed.is_empty(), "had to be killed: {killed:?}; logs in {}", self.dir.display());
-        for host in hosts {
-            let audit = self.fleet.audit(&host)?;
-            let said = format!("{}{}", String::from_utf8_lossy(&audit.stdout), String::from_utf8_lossy(&audit.stderr));
-            ensure!(audit.status.success(), "the audit of {host} ended with {}: {said}", audit.status);
-        }
-        let Self { fleet, before, keep, dir } = self;
-        let mut names = vec![dir.display().to_string()];
-        names.extend(fleet.installations());
-        drop(fleet);
-        let scope = Scope::from_env(names);
-        let left = leakgate::settle(&before, &scope, Duration::from_secs(15))?;
+        self.end()?;
+        let mut names = vec![self.dir.display().to_string()];
+        names.extend(self.fleet.installations());
+        let left = leakgate::settle(&self.before, &Scope::from_env(names), Duration::from_secs(15))?;
         ensure!(left.is_empty(), "left on the machine: {left:#?}");
-        drop(keep.map(|k| fs::remove_dir_all(k.keep())));
+        if let Some(keep) = self.keep.take() {
+            fs::remove_dir_all(keep.keep())?;
+        }
+        Ok(())
+    }
+
+    /// Daemons first, then what their ledgers say.
+    fn end(&mut self) -> Result<()> {
+        let killed = self.fleet.stop();
+        let mut said = Vec::new();
+        for host in &self.fleet.hosts {
+            if !host.state.exists() {
+                continue;
+            }
+            let audit = self.fleet.audit(&host.name)?;
+            if !audit.status.success() {
+                let text =
+                    format!("{}{}", String::from_utf8_lossy(&audit.stdout), String::from_utf8_lossy(&audit.stderr));
+                said.push(format!("the audit of {} ended with {}: {text}", host.name, audit.status));
+            }
+        }
+        ensure!(killed.is_empty(), "had to be killed: {killed:?}; logs in {}", self.dir.display());
+        ensure!(said.is_empty(), "{}", said.join("; "));
         Ok(())
     }
 
@@ -131,6 +143,17 @@ impl TestFleet {
     fn keep_on_failure(&mut self) {
         if let Some(temporary) = self.keep.as_mut() {
             temporary.disable_cleanup(true);
+        }
+    }
+}
+
+impl Drop for TestFleet {
+    /// A test that failed half-way still leaves nothing running or mounted; its logs are kept.
+    fn drop(&mut self) {
+        if self.keep.is_some()
+            && let Err(e) = self.end()
+        {
+            eprintln!("after the failure: {e:#}");
         }
     }
 }
