@@ -5,6 +5,7 @@ mod docs;
 mod live_arms;
 mod live_engine;
 mod live_fleet;
+mod live_measure;
 mod live_runbooks;
 mod metadata;
 mod net;
