@@ -14,7 +14,8 @@ const ALLOWED: [(&str, &str); 4] = [
 ];
 
 pub fn run() -> Result<()> {
-    let path = workspace::target_dir()?.join("nextest/default/junit.xml");
+    // nextest keeps its store in the workspace (`[store]` in .config/nextest.toml), wherever cargo's target folder is.
+    let path = workspace::root().join("target/nextest/default/junit.xml");
     let xml = std::fs::read_to_string(&path)
         .with_context(|| format!("cannot read {}; run `cargo nextest run --workspace` first", path.display()))?;
     let skips = find(&xml);
