@@ -20,12 +20,11 @@ build: prepare-build ## Build every binary (debug) into $CARGO_TARGET_DIR
 	cargo build --locked --workspace --bins --tests
 
 demo: prepare-demo ## Run EXP-028 for real on this machine: eight arms, two agents, one verdict
-	@echo "build       release build (some minutes the first time)"
-	@cargo build --quiet --locked --release -p xtask -p drums-agent -p drums-coordinator
+	cargo build --locked --release -p xtask -p drums-agent -p drums-coordinator
 	@"$$CARGO_TARGET_DIR/release/xtask" demo
 
 demo-clean: prepare-build ## Remove what a crashed demo left behind
-	@cargo build --quiet --locked --release -p xtask -p drums-agent -p drums-coordinator
+	cargo build --locked --release -p xtask -p drums-agent -p drums-coordinator
 	@"$$CARGO_TARGET_DIR/release/xtask" demo-clean
 
 # One selection of packages and targets for everything: cargo then builds each dependency once, with one set of features.

@@ -406,8 +406,9 @@ impl RunState {
                 notes.push(note("host-lost", Some(host), "its life lease ended without a word from it".to_owned()));
                 let ending = Ending::Lost { host: host.clone(), block };
                 if next.phase == Phase::Unwinding {
-                    // Not heard of since before the end: the stronger word stands, unless all blocks were in.
-                    if next.ending != Some(Ending::Done) {
+                    // Not heard of since before the end: the stronger word stands. Two things no later loss can change: that all
+                    // blocks were in, and that somebody cancelled. The loss itself is in the notes and in the teardown.
+                    if !matches!(next.ending, Some(Ending::Done | Ending::Cancelled { .. })) {
                         next.ending = Some(ending);
                     }
                 } else {

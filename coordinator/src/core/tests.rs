@@ -276,6 +276,22 @@ fn a_cancelled_run_unwinds_and_closes_as_cancelled() {
 }
 
 #[test]
+fn a_host_lost_after_the_cancel_changes_the_teardown_and_not_the_verdict() {
+    let mut w = World::new(&["m", "m"], BTreeMap::from([(0, Fate::DiesForGood)]));
+    w.event(Event::Started).unwrap();
+    w.record(0, Observed::Preflight);
+    w.record(1, Observed::Preflight);
+    w.event(Event::Cancel { by: "operator".to_owned() }).unwrap();
+    w.event(Event::HostLost { host: host("h1") }).unwrap();
+    assert_eq!(w.run.ending, Some(Ending::Cancelled { by: "operator".to_owned() }));
+    w.record(1, Observed::Closed { teardown: Teardown::Clean, reason: String::new() });
+    w.driver_acts();
+    assert_eq!(w.run.verdict(), Some(Verdict::Cancelled));
+    let (_, unknown) = w.run.teardown();
+    assert_eq!(unknown, [host("h1")]);
+}
+
+#[test]
 fn a_run_cancelled_while_it_waits_closes_at_once() {
     let mut w = World::new(&["m"], BTreeMap::new());
     w.event(Event::Cancel { by: "operator".to_owned() }).unwrap();
