@@ -209,6 +209,9 @@ fn check(records: &[Record]) -> Result<()> {
             _ => {}
         }
     }
-    ensure!((ends, outcomes, samples, timelines) == (2, 2 * arms, 2 * arms * Metric::ALL.len(), 2 * arms * 3));
+    // Two blocks of every arm, and the further warm-up turns of the arm that the control is delayed against.
+    let turns = 2 * arms + 4;
+    let want = (2, turns, turns * Metric::ALL.len(), turns * 3);
+    ensure!((ends, outcomes, samples, timelines) == want, "{:?}, not {want:?}", (ends, outcomes, samples, timelines));
     Ok(())
 }

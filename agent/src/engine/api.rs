@@ -52,7 +52,7 @@ pub struct SessionOrder<'a> {
     pub environment_bytes: u32,
     /// Which build of the arm's template to restore from, or to build.
     pub template_build: u32,
-    /// Injected inside the timed window, before readiness is asked for: the positive control.
+    /// The positive control: waited for inside a create's timed window, before its first step. A reset has none.
     pub delay: Option<Duration>,
     /// Seed of hostname, machine id and random stream of this session; different for every session.
     pub identity_seed: u64,

@@ -73,6 +73,9 @@ impl Engine {
     pub(super) fn make(&mut self, order: &SessionOrder<'_>) -> Result<Created, EngineError> {
         let (name, plan) = self.prepare(order)?;
         let mut timeline = Timeline::start(self.sys.now_us());
+        if let Some(delay) = order.delay {
+            self.delay(delay, &mut timeline);
+        }
         let mut made = Made { plan: name, ..Made::default() };
         match self.bring_up(order, &plan, &mut made, &mut timeline) {
             Ok(up) => self.created(order, plan, made, timeline, up),
@@ -102,7 +105,7 @@ impl Engine {
         })
     }
 
-    /// Steps, injected delay, post-restore call, first answer.
+    /// Steps, post-restore call, first answer.
     fn bring_up(
         &mut self,
         order: &SessionOrder<'_>,
@@ -111,9 +114,6 @@ impl Engine {
         timeline: &mut Timeline,
     ) -> Result<Up, Cause> {
         self.apply(&plan.steps, made, timeline)?;
-        if let Some(delay) = order.delay {
-            self.delay(delay, timeline);
-        }
         let deadline = timeline.start_us().saturating_add(micros(order.ready_timeout));
         if let Some((at, who)) = &plan.personalise {
             let from = self.sys.now_us();
@@ -149,7 +149,8 @@ impl Engine {
         Ok((answer.guest, answer.ready_us))
     }
 
-    /// The positive control's delay: waited for by the clock that measures.
+    /// The positive control's delay: waited for by the clock that measures, before the first step. Later, the guest would
+    /// boot meanwhile and hide a part of it.
     fn delay(&self, delay: Duration, timeline: &mut Timeline) {
         let from = self.sys.now_us();
         let until = from.saturating_add(micros(delay));

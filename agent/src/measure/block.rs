@@ -1,4 +1,5 @@
-//! One granted block: every arm once, in the granted order, between two readings of the machine.
+//! One granted block: every arm once, in the granted order, between two readings of the machine. In a warm-up block the
+//! arm that a positive control is delayed against has further turns right after its first.
 //!
 //! Writes `BlockStarted` (committed before anything else happens) and, whatever happens, one `BlockEnded`.
 
@@ -32,6 +33,11 @@ use crate::{
     net::Link,
     spool::SpoolError,
 };
+
+/// Valid warm-up sessions of a delayed arm's base arm, at least: their median sets the delay.
+const BASE_SESSIONS: usize = 5;
+/// An arm that fails more than half of them is not waited for any longer.
+const MAX_BASE_TURNS: u32 = 10;
 
 /// What a block is run with; the same over a run.
 pub struct Bench<'a> {
@@ -152,6 +158,17 @@ fn bring_templates(bench: &mut Bench<'_>, grant: &Grant, draws: &Draws) -> Resul
     }
 }
 
+/// One turn of a block.
+struct Place<'a> {
+    grant: &'a Grant,
+    draws: &'a Draws,
+    delays_ms: &'a BTreeMap<ArmName, f64>,
+    position: u32,
+    arm: &'a Arm,
+    /// Turns of this arm before, in this block.
+    nth: u32,
+}
+
 fn turns(
     bench: &mut Bench<'_>,
     grant: &Grant,
@@ -159,61 +176,90 @@ fn turns(
     delays_ms: &BTreeMap<ArmName, f64>,
     reading: &mut Reading,
 ) -> Result<BlockResult, SpoolError> {
+    let experiment = bench.experiment;
     for (position, name) in (0u32..).zip(&grant.order) {
-        if let Some(result) = (bench.ending)() {
-            return Ok(result);
-        }
         // The grant was checked: every arm of the order is in the registration.
-        let Some(arm) = bench.experiment.arm(name) else { continue };
-        reading.between(bench, &draws.cpus)?;
-        bench.link.set_activity(Activity::Measuring { run: bench.run, block: grant.block, arm: name.clone() });
-        let seen = bench.journal.progress().identities.clone();
-        let delay = delay_of(arm, grant.kind, delays_ms);
-        let identities = draws.identities.get(position as usize).copied().unwrap_or_default();
-        let mut bodies = Vec::new();
-        let mut leaked = Vec::new();
-        let (engine, templates) = (&mut *bench.engine, &*bench.templates);
-        let order = TurnOrder {
-            run: bench.run,
-            experiment: bench.experiment,
-            arm,
-            block: grant.block,
-            kind: grant.kind,
-            position,
-            template_build: grant.template_build,
-            cpus: &draws.cpus,
-            environment_bytes: draws.environment_bytes,
-            identities,
-            workload: bench.workload,
-            generation: bench.link.generation(),
-            delay: delay.as_ref().map(|d| *d).map_err(String::as_str),
-            template: templates.state(arm),
-            seen: &seen,
-        };
-        let end = catch_unwind(AssertUnwindSafe(|| {
-            turn::run(engine, bench.link, &order, bench.give_up, &mut bodies, &mut leaked)
-        }));
-        for body in bodies {
-            bench.journal.record(body)?;
-        }
-        bench.journal.leaks(&leaked)?;
-        bench.journal.commit()?;
-        match end {
-            Ok(TurnEnd::Done) => {}
-            Ok(TurnEnd::HostBroken(why)) => {
-                bench.journal.log("error", "measure", &format!("arm {name}: {why}"))?;
-                return Ok(BlockResult::Interrupted(format!("arm {name}: {why}")));
+        let Some(arm) = experiment.arm(name) else { continue };
+        let mut nth = 0;
+        while nth == 0 || wants_another(bench, grant.kind, arm, nth) {
+            if let Some(result) = (bench.ending)() {
+                return Ok(result);
             }
-            Ok(TurnEnd::GivenUp) => return Ok((bench.ending)().unwrap_or(BlockResult::Cancelled)),
-            Err(panic) => {
-                let why = panicked(&format!("arm {name}"), &*panic);
-                after_panic(bench, &why)?;
-                return Ok(BlockResult::Interrupted(why));
+            let place = Place { grant, draws, delays_ms, position, arm, nth };
+            if let Some(result) = turn(bench, &place, reading)? {
+                return Ok(result);
             }
+            nth += 1;
         }
     }
     reading.between(bench, &draws.cpus)?;
     Ok(BlockResult::Completed)
+}
+
+/// What the positive control's delay is a fraction of must not be one lucky session.
+fn wants_another(bench: &Bench<'_>, kind: BlockKind, arm: &Arm, turns: u32) -> bool {
+    let is_base = bench
+        .experiment
+        .arms
+        .iter()
+        .any(|a| matches!(&a.control, Some(Control::Delayed { arm: base, .. }) if *base == arm.name));
+    let have = bench.journal.progress().warmup_ms.get(&arm.name).map_or(0, Vec::len);
+    kind == BlockKind::WarmUp && is_base && have < BASE_SESSIONS && turns < MAX_BASE_TURNS
+}
+
+/// One arm's turn and its records; a result when the block ends with it.
+fn turn(bench: &mut Bench<'_>, place: &Place<'_>, reading: &mut Reading) -> Result<Option<BlockResult>, SpoolError> {
+    let Place { grant, draws, delays_ms, position, arm, nth } = *place;
+    let name = &arm.name;
+    reading.between(bench, &draws.cpus)?;
+    bench.link.set_activity(Activity::Measuring { run: bench.run, block: grant.block, arm: name.clone() });
+    let seen = bench.journal.progress().identities.clone();
+    let delay = delay_of(arm, grant.kind, delays_ms);
+    let identities = match nth {
+        0 => draws.identities.get(position as usize).copied().unwrap_or_default(),
+        nth => draw::further_identities(grant.seed, position, nth),
+    };
+    let mut bodies = Vec::new();
+    let mut leaked = Vec::new();
+    let (engine, templates) = (&mut *bench.engine, &*bench.templates);
+    let order = TurnOrder {
+        run: bench.run,
+        experiment: bench.experiment,
+        arm,
+        block: grant.block,
+        kind: grant.kind,
+        position,
+        template_build: grant.template_build,
+        cpus: &draws.cpus,
+        environment_bytes: draws.environment_bytes,
+        identities,
+        workload: bench.workload,
+        generation: bench.link.generation(),
+        delay: delay.as_ref().map(|d| *d).map_err(String::as_str),
+        template: templates.state(arm),
+        seen: &seen,
+    };
+    let end = catch_unwind(AssertUnwindSafe(|| {
+        turn::run(engine, bench.link, &order, bench.give_up, &mut bodies, &mut leaked)
+    }));
+    for body in bodies {
+        bench.journal.record(body)?;
+    }
+    bench.journal.leaks(&leaked)?;
+    bench.journal.commit()?;
+    Ok(match end {
+        Ok(TurnEnd::Done) => None,
+        Ok(TurnEnd::HostBroken(why)) => {
+            bench.journal.log("error", "measure", &format!("arm {name}: {why}"))?;
+            Some(BlockResult::Interrupted(format!("arm {name}: {why}")))
+        }
+        Ok(TurnEnd::GivenUp) => Some((bench.ending)().unwrap_or(BlockResult::Cancelled)),
+        Err(panic) => {
+            let why = panicked(&format!("arm {name}"), &*panic);
+            after_panic(bench, &why)?;
+            Some(BlockResult::Interrupted(why))
+        }
+    })
 }
 
 /// The positive control's delay. None is injected while its base arm's warm-up is still being measured.

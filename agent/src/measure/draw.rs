@@ -46,6 +46,13 @@ pub fn template_identity(seed: u64, arm_index: usize) -> u64 {
     rng.next_u64()
 }
 
+/// Seeds of the identities of a position's `nth` turn beyond its first, in a stream of its own for the same reason.
+pub fn further_identities(seed: u64, position: u32, nth: u32) -> (u64, u64) {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(1 << 63 | u64::from(position) << 32 | u64::from(nth));
+    (rng.next_u64(), rng.next_u64())
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -68,6 +75,16 @@ mod tests {
         assert_ne!(a, template_identity(28, 1));
         assert_ne!(a, template_identity(29, 0));
         assert!(!block(28, &[0], 1, 8).identities.iter().any(|(c, r)| *c == a || *r == a));
+    }
+
+    #[test]
+    fn further_turns_are_somebody_else() {
+        let all: Vec<u64> = (0..2)
+            .flat_map(|position| (0..5).map(move |nth| further_identities(28, position, nth)))
+            .chain(block(28, &[0], 1, 2).identities)
+            .flat_map(|(created, reset)| [created, reset])
+            .collect();
+        assert_eq!(all.iter().collect::<std::collections::BTreeSet<_>>().len(), all.len());
     }
 
     #[test]

@@ -119,7 +119,7 @@ impl<'a> Turn<'a, '_> {
             return TurnEnd::Done;
         }
 
-        let first = self.session_order(self.first, order.identities.0);
+        let first = self.session_order(self.first, order.identities.0, order.delay.unwrap_or_default());
         let created = self.silently("create", || engine.create(&first));
         let Created { timed, cpu_s, ready, fidelity, handle } = match created {
             Ok(c) => c,
@@ -159,7 +159,8 @@ impl<'a> Turn<'a, '_> {
             Ok(s) => s,
             Err(e) => return self.abandon(engine, handle, &e),
         };
-        let successor = self.session_order(second, order.identities.1);
+        // The control's delay is in create-to-ready and in nothing else.
+        let successor = self.session_order(second, order.identities.1, None);
         let reset = self.silently("reset", || engine.reset(handle, &successor));
         let reset = match reset {
             Ok(r) => r,
@@ -235,7 +236,7 @@ impl<'a> Turn<'a, '_> {
         out
     }
 
-    fn session_order(&self, session: SessionRef, identity_seed: u64) -> SessionOrder<'a> {
+    fn session_order(&self, session: SessionRef, identity_seed: u64, delay: Option<Duration>) -> SessionOrder<'a> {
         let o = self.order;
         SessionOrder {
             run: o.run,
@@ -245,7 +246,7 @@ impl<'a> Turn<'a, '_> {
             cpus: o.cpus,
             environment_bytes: o.environment_bytes,
             template_build: o.template_build,
-            delay: o.delay.unwrap_or_default(),
+            delay,
             identity_seed,
             workload: o.workload,
             ready_timeout: Duration::from_millis(o.experiment.design.ready_timeout_ms),

@@ -38,6 +38,8 @@ struct State {
     processes: BTreeMap<i32, (u64, Option<String>)>,
     exits: BTreeMap<i32, Exit>,
     next_pid: i32,
+    /// When the newest process was started.
+    spawned_us: u64,
     stubborn_groups: BTreeSet<String>,
 }
 
@@ -66,6 +68,10 @@ impl Fake {
     /// What the fault hit, if it did.
     pub fn fired(&self) -> Option<String> {
         self.lock().fired.clone()
+    }
+    /// When the newest process was started.
+    pub fn spawned_us(&self) -> u64 {
+        self.lock().spawned_us
     }
     /// Everything that exists, in words.
     pub fn left(&self) -> Vec<String> {
@@ -126,6 +132,7 @@ impl State {
     fn start(&mut self, group: Option<&LeafOf>) -> Process {
         let pid = self.next_pid;
         self.next_pid += 1;
+        self.spawned_us = self.now_us;
         let start = u64::from(pid.unsigned_abs()) * 1_000;
         self.processes.insert(pid, (start, group.map(|l| l.group.clone())));
         Process { pid, start }

@@ -16,12 +16,13 @@ fn a_run_leaves_every_record() {
     let closed = Closed { teardown: Teardown::Clean, reason: String::new() };
     assert_eq!(records.last().unwrap().body, Body::Closed(closed));
     assert!(results(&records).iter().all(|(_, r)| *r == BlockResult::Completed));
-    assert_eq!(outcomes(&records).len(), 16);
+    // Four arms in four blocks, and the further turns of the delayed arm's base.
+    assert_eq!(outcomes(&records).len(), 20);
     assert!(outcomes(&records).iter().all(|o| o.valid), "{:?}", outcomes(&records));
     let count = |f: fn(&Body) -> bool| records.iter().filter(|r| f(&r.body)).count();
-    assert_eq!(count(|b| matches!(b, Body::Sample(_))), 64);
-    assert_eq!(count(|b| matches!(b, Body::Timeline(_))), 48);
-    assert_eq!(count(|b| matches!(b, Body::Fidelity(f) if f.faults.is_empty())), 16);
+    assert_eq!(count(|b| matches!(b, Body::Sample(_))), 80);
+    assert_eq!(count(|b| matches!(b, Body::Timeline(_))), 60);
+    assert_eq!(count(|b| matches!(b, Body::Fidelity(f) if f.faults.is_empty())), 20);
     assert_eq!(count(|b| matches!(b, Body::Log(_))), 0);
     assert!(a.live.borrow().is_empty());
 }
@@ -64,6 +65,30 @@ fn the_control_is_delayed_by_the_warm_up_of_its_base_arm() {
     };
     assert_eq!((value(BlockKind::WarmUp, "delayed"), value(BlockKind::WarmUp, "cold")), (Some(10.0), Some(10.0)));
     assert_eq!((value(BlockKind::Measured, "delayed"), value(BlockKind::Measured, "cold")), (Some(12.5), Some(10.0)));
+    let resets = records.iter().filter_map(|r| match &r.body {
+        Body::Sample(s) if s.metric == Metric::ResetToReady => Some(s.value),
+        _ => None,
+    });
+    assert!(resets.into_iter().all(|ms| ms == 10.0), "the delay is in create-to-ready and in nothing else");
+}
+
+#[test]
+fn the_delay_comes_from_five_sessions_of_its_base_arm() {
+    let mut a = Agent::new(no_faults());
+    let records = a.whole_run(2);
+    check_accounts(&records);
+    let turns =
+        |kind: BlockKind, arm: &str| outcomes(&records).iter().filter(|o| o.kind == kind && o.arm == name(arm)).count();
+    assert_eq!((turns(BlockKind::WarmUp, "cold"), turns(BlockKind::Measured, "cold")), (5, 1));
+    assert_eq!((turns(BlockKind::WarmUp, "restored"), turns(BlockKind::WarmUp, "delayed")), (1, 1));
+    // Failed sessions are no part of the five.
+    let mut a = Agent::new(faults(|c| {
+        (c.op == "create" && c.arm == Some(name("cold")) && c.nth % 2 == 0).then_some(Fault::Session)
+    }));
+    let records = a.whole_run(1);
+    check_accounts(&records);
+    let cold: Vec<bool> = outcomes(&records).iter().filter(|o| o.arm == name("cold")).map(|o| o.valid).collect();
+    assert_eq!((cold.len(), cold.iter().filter(|valid| **valid).count()), (10, 5));
 }
 
 #[test]
@@ -78,7 +103,7 @@ fn sessions_never_share_a_number_and_resets_have_their_own() {
         samples.collect()
     };
     let (created, reset) = (of(Metric::CreateToReady), of(Metric::ResetToReady));
-    assert_eq!((created.len(), reset.len()), (8, 8));
+    assert_eq!((created.len(), reset.len()), (12, 12));
     assert!(created.is_disjoint(&reset));
     assert_eq!(of(Metric::Destroy), reset, "what is destroyed is the successor");
     assert!(records.iter().all(|r| r.generation == Generation(1)));
