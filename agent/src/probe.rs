@@ -5,11 +5,15 @@
 //! one connection per attempt and knows nothing of arms, cgroups or processes: whether the session is still worth
 //! waiting for is the caller's closure.
 //!
-//! Retries are tight because their spacing is the resolution of what is measured: a refused connection costs half a
-//! millisecond in the first second. A SYN that is swallowed (a guest without its address yet) costs one connect
-//! timeout, which starts small and grows, so it never waits for TCP's own retransmission after a second.
+//! Retries are tight because their spacing is the resolution of what is measured: a refused connection is tried again
+//! after half a millisecond in the first second. A SYN may also be swallowed (a guest without its address yet) or be
+//! answered late (an emulated guest that has just been resumed), and from here the two look alike. So a connection that
+//! is under way is never given up for a new one: while the first ones wait, others are begun beside them, and the first
+//! that is there is used. A late answer then counts when it comes, and a swallowed SYN costs one spacing instead of
+//! TCP's own retransmission after a second.
 
 use std::{
+    collections::VecDeque,
     io,
     net::{Ipv4Addr, SocketAddrV4},
     os::fd::{AsFd, AsRawFd, OwnedFd},
@@ -19,6 +23,7 @@ use std::{
 use drums_common::evidence::Identity;
 use nix::{
     errno::Errno,
+    libc::linger,
     poll::{PollFd, PollFlags, ppoll},
     sys::{
         socket::{
@@ -30,9 +35,6 @@ use nix::{
     time::{ClockId, clock_gettime},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use serde_json::Value;
-
-use crate::engine::api::Prober;
 
 /// The guest's answers are a few hundred bytes; anything near this is not ours.
 pub const MAX_RESPONSE: usize = 1 << 20;
@@ -40,11 +42,16 @@ pub const MAX_RESPONSE: usize = 1 << 20;
 const FIRST_RETRY: Duration = Duration::from_micros(500);
 const LATER_RETRY: Duration = Duration::from_millis(2);
 const TIGHT_FOR_US: u64 = 1_000_000;
-const FIRST_CONNECT: Duration = Duration::from_millis(10);
-const LAST_CONNECT: Duration = Duration::from_millis(100);
+/// Another connection is begun beside those under way after this long, then after a fixed part of the time waited:
+/// every SYN, also one that is not needed in the end, costs a guest that is still coming up.
+const FIRST_BESIDE_US: u64 = 10_000;
+const LAST_BESIDE_US: u64 = 50_000;
+const BESIDE_PART: u64 = 8;
+/// Connections under way at once. The oldest goes when there are more: it has waited for more than two seconds by then.
+const MAX_OPEN: usize = 64;
 /// A connection that was accepted and then says nothing for so long is dropped and tried afresh.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(1_000);
-/// How often `alive` is asked while a connection is silent.
+/// How often `alive` is asked while nothing happens.
 const ALIVE_EVERY: Duration = Duration::from_millis(10);
 
 /// Where a session's guest server listens, and how to get there.
@@ -133,8 +140,8 @@ pub enum CallError {
     Socket(#[source] io::Error),
     #[error("connect: {0}")]
     Connect(Errno),
-    #[error("connect: no answer within {0:?}")]
-    ConnectTimeout(Duration),
+    #[error("connect: no answer to {0} connections")]
+    ConnectTimeout(u32),
     #[error("exchange: {0}")]
     Exchange(Errno),
     #[error("no full answer within {0:?}")]
@@ -168,24 +175,23 @@ pub fn wait_ready(
     deadline_us: u64,
     alive: &mut dyn FnMut() -> bool,
 ) -> Result<ReadyAnswer, ProbeError> {
-    let started = raw_us();
-    let path = format!("/drums/ready?nonce={nonce}");
-    let mut attempts = 0;
-    let mut connect_for = FIRST_CONNECT;
+    let mut begin = || begin(target);
+    let mut dial = Dial::new(&mut begin);
+    let request = request(target, "GET", &format!("/drums/ready?nonce={nonce}"), None);
     let mut last = "none was made".to_owned();
     loop {
         let now = raw_us();
         if now >= deadline_us {
-            let waited_ms = now.saturating_sub(started) / 1_000;
-            return Err(ProbeError::NotReady { target: target.address, waited_ms, attempts, last });
+            let waited_ms = now.saturating_sub(dial.started_us) / 1_000;
+            return Err(ProbeError::NotReady { target: target.address, waited_ms, attempts: dial.attempts, last });
         }
-        attempts += 1;
-        let left = Duration::from_micros(deadline_us - now);
-        let limits = Patience { connect: connect_for.min(left), answer: ANSWER_TIMEOUT.min(left) };
-        let answer = exchange(target, "GET", &path, None, limits, alive).and_then(|body| {
+        let answer = dial.connected(deadline_us, alive).and_then(|fd| {
+            let patience = ANSWER_TIMEOUT.min(Duration::from_micros(deadline_us.saturating_sub(raw_us())));
+            let body = exchange(&fd, &request, patience, alive)?;
             let at = raw_us();
             json::<GuestReady>(&body).map(|guest| (at, guest))
         });
+        let attempts = dial.attempts;
         match answer {
             Ok((_, guest)) if guest.nonce != nonce => {
                 let (expected, got) = (nonce.to_owned(), guest.nonce);
@@ -197,18 +203,12 @@ pub fn wait_ready(
                 return Err(ProbeError::Socket { target: target.address, device: target.device.clone(), source });
             }
             Err(CallError::Ended) => return Err(ProbeError::Ended { target: target.address, attempts, last }),
-            Err(e) => {
-                if let CallError::ConnectTimeout(_) = e {
-                    connect_for = (connect_for * 3 / 2).min(LAST_CONNECT);
-                }
-                last = e.to_string();
-            }
+            Err(e) => last = e.to_string(),
         }
         if !alive() {
             return Err(ProbeError::Ended { target: target.address, attempts, last });
         }
-        let pause = if raw_us().saturating_sub(started) < TIGHT_FOR_US { FIRST_RETRY } else { LATER_RETRY };
-        let _ = ppoll(&mut [], Some(pause.into()), None);
+        dial.pause();
     }
 }
 
@@ -233,30 +233,8 @@ pub fn post_json<B: Serialize, R: DeserializeOwned>(
     call(target, "POST", path, Some(&body), timeout)
 }
 
-/// This module as the engine's [`Prober`].
-#[derive(Clone, Copy, Debug, Default)]
-pub struct HttpProber;
-
-impl Prober for HttpProber {
-    fn ready(
-        &self,
-        target: &Target,
-        nonce: &str,
-        deadline_us: u64,
-        alive: &mut dyn FnMut() -> bool,
-    ) -> Result<ReadyAnswer, ProbeError> {
-        wait_ready(target, nonce, deadline_us, alive)
-    }
-    fn post(&self, target: &Target, path: &str, body: &Value, timeout: Duration) -> Result<Value, ProbeError> {
-        post_json(target, path, body, timeout)
-    }
-    fn get(&self, target: &Target, path: &str, timeout: Duration) -> Result<Value, ProbeError> {
-        get_json(target, path, timeout)
-    }
-}
-
-/// One call within `timeout`. Connecting is retried (a refused or swallowed SYN has changed nothing in the guest); a
-/// request that went out is not.
+/// One call within `timeout`. Connecting is retried, also where the server had no place for the connection: nothing has
+/// changed in the guest by that. A request that was read is not sent again.
 fn call<R: DeserializeOwned>(
     target: &Target,
     method: &'static str,
@@ -264,18 +242,17 @@ fn call<R: DeserializeOwned>(
     body: Option<&[u8]>,
     timeout: Duration,
 ) -> Result<R, ProbeError> {
-    let deadline = raw_us() + timeout.as_micros() as u64;
-    let mut connect_for = FIRST_CONNECT;
+    let deadline = raw_us().saturating_add(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX));
+    let mut begin = || begin(target);
+    let mut dial = Dial::new(&mut begin);
+    let request = request(target, method, path, body);
     let result = loop {
-        let left = Duration::from_micros(deadline.saturating_sub(raw_us()));
-        let limits = Patience { connect: connect_for.min(left), answer: left };
-        match exchange(target, method, path, body, limits, &mut || true) {
-            Err(CallError::ConnectTimeout(_)) if raw_us() < deadline => {
-                connect_for = (connect_for * 3 / 2).min(LAST_CONNECT);
-            }
-            Err(CallError::Connect(_)) if raw_us() < deadline => {
-                let _ = ppoll(&mut [], Some(FIRST_RETRY.into()), None);
-            }
+        let answer = dial.connected(deadline, &mut || true).and_then(|fd| {
+            let left = Duration::from_micros(deadline.saturating_sub(raw_us()));
+            exchange(&fd, &request, left, &mut || true)
+        });
+        match answer {
+            Err(CallError::Status { status: 503, .. }) if raw_us() < deadline => dial.pause(),
             other => break other,
         }
     };
@@ -287,56 +264,145 @@ fn call<R: DeserializeOwned>(
     })
 }
 
+/// Connections towards one target, the oldest first. Those that were not needed are closed when it goes: after the
+/// answer's time was taken.
+struct Dial<'a> {
+    /// Begins a connection without waiting for it.
+    begin: &'a mut dyn FnMut() -> Result<OwnedFd, CallError>,
+    started_us: u64,
+    next_us: u64,
+    /// Connections begun.
+    attempts: u32,
+    under_way: VecDeque<OwnedFd>,
+}
+
+impl<'a> Dial<'a> {
+    fn new(begin: &'a mut dyn FnMut() -> Result<OwnedFd, CallError>) -> Self {
+        let now = raw_us();
+        Self { begin, started_us: now, next_us: now, attempts: 0, under_way: VecDeque::new() }
+    }
+
+    /// The first connection that is there, until `deadline_us`. Those under way beside it stay, for the next call.
+    fn connected(&mut self, deadline_us: u64, alive: &mut dyn FnMut() -> bool) -> Result<OwnedFd, CallError> {
+        let mut refused = None;
+        let mut asked_us = raw_us();
+        loop {
+            let now = raw_us();
+            if now >= self.next_us
+                && now < deadline_us
+                && let Some(e) = self.one_more(now)?
+            {
+                refused = Some(e);
+            }
+            let until = self.next_us.min(deadline_us).min(asked_us + ALIVE_EVERY.as_micros() as u64);
+            match self.look(until)? {
+                Some(Ok(fd)) => return Ok(fd),
+                Some(Err(e)) => refused = Some(e),
+                None => {}
+            }
+            let now = raw_us();
+            if now >= deadline_us {
+                return Err(refused.map_or(CallError::ConnectTimeout(self.attempts), CallError::Connect));
+            }
+            if now.saturating_sub(asked_us) >= ALIVE_EVERY.as_micros() as u64 {
+                if !alive() {
+                    return Err(CallError::Ended);
+                }
+                asked_us = now;
+            }
+        }
+    }
+
+    /// Begins one more connection; answers with why it was refused at once, if it was.
+    fn one_more(&mut self, now: u64) -> Result<Option<Errno>, CallError> {
+        self.attempts += 1;
+        match (self.begin)() {
+            Ok(fd) => {
+                if self.under_way.len() == MAX_OPEN {
+                    self.under_way.pop_front();
+                }
+                self.under_way.push_back(fd);
+                let waited = now.saturating_sub(self.started_us);
+                self.next_us = now + (waited / BESIDE_PART).clamp(FIRST_BESIDE_US, LAST_BESIDE_US);
+                Ok(None)
+            }
+            Err(CallError::Connect(e)) => {
+                self.pause();
+                Ok(Some(e))
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Waits until one of those under way has an end, at most until `until_us`; the oldest first.
+    fn look(&mut self, until_us: u64) -> Result<Option<Result<OwnedFd, Errno>>, CallError> {
+        let left = Duration::from_micros(until_us.saturating_sub(raw_us()));
+        let mut fds: Vec<PollFd<'_>> =
+            self.under_way.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLOUT)).collect();
+        match ppoll(&mut fds, Some(left.into()), None) {
+            Ok(0) | Err(Errno::EINTR) => return Ok(None),
+            Ok(_) => {}
+            Err(e) => return Err(CallError::Exchange(e)),
+        }
+        let ended = fds.iter().position(|fd| fd.revents().is_some_and(|r| !r.is_empty()));
+        let Some(fd) = ended.and_then(|i| self.under_way.remove(i)) else { return Ok(None) };
+        let error = getsockopt(&fd, sockopt::SocketError).map_err(CallError::Connect)?;
+        if error == 0 {
+            return Ok(Some(Ok(fd)));
+        }
+        self.pause();
+        Ok(Some(Err(Errno::from_raw(error))))
+    }
+
+    /// The next connection is begun after a short while, whatever is under way: something answers there.
+    fn pause(&mut self) {
+        let now = raw_us();
+        let pause = if now.saturating_sub(self.started_us) < TIGHT_FOR_US { FIRST_RETRY } else { LATER_RETRY };
+        self.next_us = now + pause.as_micros() as u64;
+    }
+}
+
 fn json<R: DeserializeOwned>(body: &[u8]) -> Result<R, CallError> {
     serde_json::from_slice(body)
         .map_err(|e| CallError::Json(format!("{e} in {:?}", String::from_utf8_lossy(&body[..body.len().min(200)]))))
 }
 
-#[derive(Clone, Copy)]
-struct Patience {
-    connect: Duration,
-    answer: Duration,
+impl Drop for Dial<'_> {
+    /// Reset, not closed in order: nobody may still talk about them when the guest takes another address.
+    fn drop(&mut self) {
+        for fd in &self.under_way {
+            let _ = setsockopt(fd, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 });
+        }
+    }
 }
 
-/// One connection, one request, one full answer: the body of a 2xx.
+fn request(target: &Target, method: &str, path: &str, body: Option<&[u8]>) -> Vec<u8> {
+    let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", target.address);
+    if let Some(b) = body {
+        head.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", b.len()));
+    }
+    head.push_str("\r\n");
+    let mut request = head.into_bytes();
+    request.extend_from_slice(body.unwrap_or_default());
+    request
+}
+
+/// One request on a connection, one full answer: the body of a 2xx.
 fn exchange(
-    target: &Target,
-    method: &str,
-    path: &str,
-    body: Option<&[u8]>,
-    limits: Patience,
+    fd: &OwnedFd,
+    request: &[u8],
+    patience: Duration,
     alive: &mut dyn FnMut() -> bool,
 ) -> Result<Vec<u8>, CallError> {
-    let fd = open(target).map_err(|e| CallError::Socket(e.into()))?;
-    match connect(fd.as_raw_fd(), &SockaddrIn::from(target.address)) {
-        Ok(()) => {}
-        Err(Errno::EINPROGRESS) => {
-            if !wait(&fd, PollFlags::POLLOUT, raw_us() + limits.connect.as_micros() as u64, alive)? {
-                return Err(CallError::ConnectTimeout(limits.connect));
-            }
-            let error = getsockopt(&fd, sockopt::SocketError).map_err(CallError::Connect)?;
-            if error != 0 {
-                return Err(CallError::Connect(Errno::from_raw(error)));
-            }
-        }
-        Err(e) => return Err(CallError::Connect(e)),
-    }
-    let deadline = raw_us() + limits.answer.as_micros() as u64;
-    let mut request = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", target.address);
-    if let Some(b) = body {
-        request.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", b.len()));
-    }
-    request.push_str("\r\n");
-    let mut request = request.into_bytes();
-    request.extend_from_slice(body.unwrap_or_default());
+    let deadline = raw_us().saturating_add(patience.as_micros() as u64);
     let mut sent = 0;
     while sent < request.len() {
         match send(fd.as_raw_fd(), &request[sent..], MsgFlags::MSG_NOSIGNAL) {
             Ok(n) => sent += n,
             Err(Errno::EINTR) => {}
             Err(Errno::EAGAIN) => {
-                if !wait(&fd, PollFlags::POLLOUT, deadline, alive)? {
-                    return Err(CallError::AnswerTimeout(limits.answer));
+                if !wait(fd, PollFlags::POLLOUT, deadline, alive)? {
+                    return Err(CallError::AnswerTimeout(patience));
                 }
             }
             Err(e) => return Err(CallError::Exchange(e)),
@@ -365,12 +431,21 @@ fn exchange(
             }
             Err(Errno::EINTR) => {}
             Err(Errno::EAGAIN) => {
-                if !wait(&fd, PollFlags::POLLIN, deadline, alive)? {
-                    return Err(CallError::AnswerTimeout(limits.answer));
+                if !wait(fd, PollFlags::POLLIN, deadline, alive)? {
+                    return Err(CallError::AnswerTimeout(patience));
                 }
             }
             Err(e) => return Err(CallError::Exchange(e)),
         }
+    }
+}
+
+/// Begins a connection. `Ok` does not say that it is there: polling does.
+fn begin(target: &Target) -> Result<OwnedFd, CallError> {
+    let fd = open(target).map_err(|e| CallError::Socket(e.into()))?;
+    match connect(fd.as_raw_fd(), &SockaddrIn::from(target.address)) {
+        Ok(()) | Err(Errno::EINPROGRESS) => Ok(fd),
+        Err(e) => Err(CallError::Connect(e)),
     }
 }
 

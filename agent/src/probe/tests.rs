@@ -1,6 +1,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::net::UnixStream,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -153,4 +154,95 @@ fn a_link_that_does_not_exist_is_said_so() {
     let target = Target::new("127.0.0.1:9".parse().unwrap()).via("drums-none", Ipv4Addr::LOCALHOST);
     let e = wait_ready(&target, "abcd", soon(5_000), &mut || true).unwrap_err();
     assert!(e.to_string().contains("bound to drums-none"), "{e}");
+}
+
+/// A connection that is under way until its peer is drained: a stream with a full send buffer.
+fn under_way() -> (OwnedFd, UnixStream) {
+    let (mut ours, peer) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    peer.set_nonblocking(true).unwrap();
+    while ours.write(&[0; 4096]).is_ok() {}
+    (ours.into(), peer)
+}
+
+fn drain(mut peer: &UnixStream) {
+    let mut sink = [0; 65536];
+    while matches!(peer.read(&mut sink), Ok(n) if n > 0) {}
+}
+
+/// A guest that answers the first SYN late, after six more were sent (here some 60 ms), is met by that answer and not by
+/// the answer to a later try.
+#[test]
+fn a_late_answer_counts_when_it_comes() {
+    let mut peers: Vec<UnixStream> = Vec::new();
+    let started = raw_us();
+    let mut late_us = 0;
+    let mut begin = || {
+        let (ours, peer) = under_way();
+        peers.push(peer);
+        if peers.len() == 7 {
+            late_us = raw_us() - started;
+            drain(&peers[0]);
+        }
+        Ok(ours)
+    };
+    let mut dial = Dial::new(&mut begin);
+    let first = dial.connected(soon(60_000), &mut || true).unwrap();
+    assert_eq!((dial.attempts, dial.under_way.len()), (7, 6));
+    drop(first);
+    drop(dial);
+    assert!(late_us >= 6 * FIRST_BESIDE_US, "seven tries within {late_us} us load the guest");
+    drain(&peers[0]);
+    assert_eq!(peers[0].read(&mut [0; 1]).unwrap(), 0, "another connection than the first was used");
+}
+
+/// Those beside the one that was used stay open until its answer is there, and serve if it fails.
+#[test]
+fn connections_beside_the_first_serve_when_it_fails() {
+    let mut peers: Vec<UnixStream> = Vec::new();
+    let mut begin = || {
+        let (ours, peer) = under_way();
+        peers.push(peer);
+        if peers.len() == 3 {
+            peers.iter().for_each(drain);
+        }
+        Ok(ours)
+    };
+    let mut dial = Dial::new(&mut begin);
+    for left in [2, 1, 0] {
+        let fd = dial.connected(soon(60_000), &mut || true).unwrap();
+        assert_eq!((dial.attempts, dial.under_way.len()), (3, left));
+        drop(fd);
+    }
+}
+
+#[test]
+fn connections_under_way_are_bounded() {
+    let mut peers = Vec::new();
+    let mut begin = || {
+        let (ours, peer) = under_way();
+        peers.push(peer);
+        Ok(ours)
+    };
+    let mut dial = Dial::new(&mut begin);
+    for _ in 0..MAX_OPEN + 3 {
+        assert!(dial.one_more(raw_us()).unwrap().is_none());
+    }
+    assert_eq!(dial.under_way.len(), MAX_OPEN);
+    let e = dial.connected(soon(5), &mut || true).unwrap_err();
+    assert!(matches!(e, CallError::ConnectTimeout(67)), "{e}");
+}
+
+#[test]
+fn a_server_without_a_place_is_asked_again() {
+    let (target, t) = server(2, |n, mut s| {
+        head(&mut s);
+        match n {
+            0 => drop(s.write_all(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n\r\n{}")),
+            _ => answer(&mut s, r#"{"ok":true}"#),
+        }
+    });
+    let v: serde_json::Value = get_json(&target, "/x", Duration::from_secs(5)).unwrap();
+    assert_eq!(v["ok"], true);
+    t.join().unwrap();
 }
