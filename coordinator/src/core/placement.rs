@@ -28,6 +28,13 @@ pub fn lacks(experiment: &Experiment, candidate: &Candidate) -> Vec<String> {
     if !candidate.connected {
         out.push("its agent is not connected".to_owned());
     }
+    out.extend(unmet(experiment, facts));
+    out
+}
+
+/// What a host's facts say that it cannot do of an experiment.
+pub fn unmet(experiment: &Experiment, facts: &HostFacts) -> Vec<String> {
+    let mut out = Vec::new();
     for arm in &experiment.arms {
         if let Some(why) = facts.unfit.get(&arm.kind) {
             out.push(format!("arm {}: {why}", arm.name));

@@ -20,14 +20,14 @@ use drums_common::{
     evidence::{BlockEnded, BlockKind, BlockResult, Body, Teardown},
     experiment::Experiment,
     ids::{Generation, HostId, RunId},
-    machine::MachineIdentity,
+    machine::{HostFacts, MachineIdentity},
     plan,
     verdict::Verdict,
     wire::latest::Grant,
 };
 use serde::{Deserialize, Serialize};
 
-use super::turns;
+use super::{placement, turns};
 
 /// How long hosts get to undo a run before it closes without their word. Two minutes: stopping a dozen sessions and
 /// discarding templates takes seconds; the rest is patience for a busy machine.
@@ -82,6 +82,10 @@ pub enum Ending {
         host: HostId,
         why: String,
     },
+    /// Evidence that was stored cannot be read back.
+    Unreadable {
+        why: String,
+    },
 }
 
 impl Ending {
@@ -92,6 +96,7 @@ impl Ending {
             Self::Cancelled { .. } => Some(Verdict::Cancelled),
             Self::Deadline | Self::Interrupted { .. } | Self::Refused { .. } => Some(Verdict::Incomplete),
             Self::Lost { .. } => Some(Verdict::Lost),
+            Self::Unreadable { .. } => Some(Verdict::Invalid),
         }
     }
 
@@ -104,6 +109,7 @@ impl Ending {
             Self::Lost { host, block: Some(block) } => format!("host {host} was lost in {block}"),
             Self::Lost { host, block: None } => format!("host {host} was lost"),
             Self::Refused { host, why } => format!("host {host} cannot run this: {why}"),
+            Self::Unreadable { why } => format!("its stored evidence cannot be read: {why}"),
         }
     }
 }
@@ -181,8 +187,11 @@ pub struct RunState {
 /// What happened to a run.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// Its machines are free.
-    Started,
+    /// Its machines are free and its hosts connected. They may have been fenced, or have moved, while the run waited: it
+    /// starts with them as they are now.
+    Started {
+        hosts: Vec<(HostId, MachineIdentity, Generation)>,
+    },
     /// A committed record; `late` when it was made under an old generation.
     Evidence {
         host: HostId,
@@ -204,6 +213,15 @@ pub enum Event {
         host: HostId,
         what: String,
     },
+    /// A record of the host's can never be stored, so no later one will be either.
+    EvidenceRefused {
+        host: HostId,
+        why: String,
+    },
+    /// Stored evidence could not be read for longer than a passing fault lasts.
+    Unreadable {
+        why: String,
+    },
     Cancel {
         by: String,
     },
@@ -220,7 +238,7 @@ pub enum Event {
 /// What a run's state takes from a record; everything else is for the analysis.
 #[derive(Clone, Debug)]
 pub enum Observed {
-    Preflight,
+    Preflight(Box<HostFacts>),
     BlockEnded { block: u32, kind: BlockKind, result: BlockResult },
     Closed { teardown: Teardown, reason: String },
     Other,
@@ -229,7 +247,7 @@ pub enum Observed {
 impl From<&Body> for Observed {
     fn from(body: &Body) -> Self {
         match body {
-            Body::Preflight(_) => Self::Preflight,
+            Body::Preflight(p) => Self::Preflight(Box::new(p.facts.clone())),
             Body::BlockEnded(BlockEnded { block, kind, result, .. }) => {
                 Self::BlockEnded { block: *block, kind: *kind, result: result.clone() }
             }
@@ -352,9 +370,14 @@ impl RunState {
     pub fn pending(&self, now: Micros) -> Option<Pending> {
         match self.phase {
             Phase::Collecting if self.ending.is_none() => Some(Pending::FindVoids),
-            Phase::Unwinding if self.unwound(now) => Some(Pending::Analyse),
+            Phase::Unwinding if self.unwound(now) && self.forced().is_none() => Some(Pending::Analyse),
             _ => None,
         }
+    }
+
+    /// The verdict that the ending forces, whatever the evidence says.
+    fn forced(&self) -> Option<Verdict> {
+        self.ending.as_ref().and_then(Ending::verdict)
     }
 
     fn unwound(&self, now: Micros) -> bool {
@@ -382,9 +405,14 @@ impl RunState {
         let mut next = self.clone();
         let mut notes = Vec::new();
         match event {
-            Event::Started => {
+            Event::Started { hosts } => {
                 if self.phase != Phase::Placed {
                     return Err(Denied::WrongPhase(self.phase.as_str()));
+                }
+                for (host, machine, generation) in hosts {
+                    let h = next.host_mut(host)?;
+                    h.machine = machine.clone();
+                    h.generation = *generation;
                 }
                 let deadline = now.plus_ms(experiment.deadline_ms);
                 next.started = Some(now);
@@ -392,7 +420,9 @@ impl RunState {
                 next.phase = Phase::Preflight;
                 notes.push(note("started", None, "hosts prepare and try their arms out".to_owned()));
             }
-            Event::Evidence { host, seq, body, late } => next.observe(host, *seq, body, *late, now, &mut notes)?,
+            Event::Evidence { host, seq, body, late } => {
+                next.observe(experiment, (host, *seq), body, *late, now, &mut notes)?
+            }
             Event::HostLost { host } => {
                 if !self.live() {
                     return Err(Denied::Closed);
@@ -427,6 +457,34 @@ impl RunState {
                 next.host_mut(host)?;
                 notes.push(note("complaint", Some(host), what.clone()));
             }
+            Event::EvidenceRefused { host, why } => {
+                if !self.live() {
+                    return Err(Denied::Closed);
+                }
+                if self.ending.is_some() {
+                    return Err(Denied::Ending);
+                }
+                let block = next.host_mut(host)?.open_block().map(|g| block_name(g.kind, g.block));
+                let block = block.unwrap_or_else(|| "the run".to_owned());
+                let why = format!("its evidence cannot be taken: {why}");
+                next.end(Ending::Interrupted { host: host.clone(), block, why }, now, &mut notes);
+            }
+            Event::Unreadable { why } => {
+                if !self.live() {
+                    return Err(Denied::Closed);
+                }
+                if self.forced().is_some() {
+                    return Err(Denied::Ending);
+                }
+                let ending = Ending::Unreadable { why: why.clone() };
+                if next.ending.is_some() {
+                    // Every block ended, and that is all that can be said of them.
+                    notes.push(note("ending", None, ending.in_words()));
+                    next.ending = Some(ending);
+                } else {
+                    next.end(ending, now, &mut notes);
+                }
+            }
             Event::Cancel { by } => {
                 if !self.live() {
                     return Err(Denied::Closed);
@@ -446,11 +504,7 @@ impl RunState {
                 if self.phase != Phase::Unwinding {
                     return Err(Denied::WrongPhase(self.phase.as_str()));
                 }
-                let verdict = next.ending.as_ref().and_then(Ending::verdict).unwrap_or(*verdict);
-                next.phase = Phase::Closed { verdict };
-                next.closed = Some(now);
-                let why = next.ending.as_ref().map(Ending::in_words).unwrap_or_default();
-                notes.push(note("closed", None, format!("{verdict}: {why}")));
+                next.close(next.forced().unwrap_or(*verdict), now, &mut notes);
             }
             Event::Tick => {}
         }
@@ -460,8 +514,8 @@ impl RunState {
 
     fn observe(
         &mut self,
-        host: &HostId,
-        seq: u64,
+        experiment: &Experiment,
+        (host, seq): (&HostId, u64),
         body: &Observed,
         late: bool,
         now: Micros,
@@ -494,12 +548,23 @@ impl RunState {
             return Ok(());
         }
         match body {
-            Observed::Preflight if !h.prepared => {
-                h.prepared = true;
-                notes.push(note("prepared", Some(host), "the host is prepared".to_owned()));
+            Observed::Preflight(facts) if !h.prepared => {
+                // The agent's word that it cannot is a message, and may be lost; its facts are evidence.
+                let unmet = placement::unmet(experiment, facts);
+                if unmet.is_empty() {
+                    h.prepared = true;
+                    notes.push(note("prepared", Some(host), "the host is prepared".to_owned()));
+                } else if ending.is_none() {
+                    self.end(Ending::Refused { host: host.clone(), why: unmet.join("; ") }, now, notes);
+                }
             }
             Observed::BlockEnded { block, kind, result } => {
                 if h.ended.iter().any(|e| e.block == *block && e.kind == *kind) {
+                    return Ok(());
+                }
+                if !h.granted.iter().any(|g| g.block == *block && g.kind == *kind) {
+                    let text = format!("it says that {} ended, which was never granted", block_name(*kind, *block));
+                    notes.push(note("never-granted", Some(host), text));
                     return Ok(());
                 }
                 h.ended.push(EndedBlock { block: *block, kind: *kind, result: result.clone(), at: now });
@@ -563,6 +628,13 @@ impl RunState {
         }
     }
 
+    fn close(&mut self, verdict: Verdict, now: Micros, notes: &mut Vec<Note>) {
+        self.phase = Phase::Closed { verdict };
+        self.closed = Some(now);
+        let why = self.ending.as_ref().map(Ending::in_words).unwrap_or_default();
+        notes.push(note("closed", None, format!("{verdict}: {why}")));
+    }
+
     fn advance(&mut self, experiment: &Experiment, now: Micros, notes: &mut Vec<Note>) {
         let past = |at: Option<Micros>| at.is_some_and(|d| now >= d);
         // A run that waits for its machines has no deadline of its own yet, but may have the operator's.
@@ -584,6 +656,12 @@ impl RunState {
                 self.phase = Phase::Collecting;
                 notes.push(note("collecting", None, "every block ended; looking for voided ones".to_owned()));
             }
+        }
+        if self.phase == Phase::Unwinding
+            && self.unwound(now)
+            && let Some(verdict) = self.forced()
+        {
+            self.close(verdict, now, notes);
         }
     }
 }

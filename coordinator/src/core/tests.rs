@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use drums_common::{
+    arm::ArmKind,
     clock::Micros,
     evidence::{BlockKind, BlockResult, Teardown},
     experiment::{Experiment, Registration},
     ids::{Generation, HostId, RunId},
-    machine::MachineIdentity,
+    machine::{Accelerator, HostFacts, MachineIdentity},
     plan, spec,
     verdict::Verdict,
     wire::latest::RunPhase,
@@ -40,6 +41,35 @@ fn placed(registration: &Registration, machines: &[&str]) -> RunState {
     let hosts =
         machines.iter().enumerate().map(|(i, m)| (host(&format!("h{}", i + 1)), machine(m), Generation(1))).collect();
     RunState::place(RunId([1; 6]), registration.sha256, 1, None, hosts, Micros(0)).next
+}
+
+fn facts() -> HostFacts {
+    HostFacts {
+        identity: machine("m"),
+        hostname: "machine".into(),
+        kernel: "6.18".into(),
+        os: "Debian 12".into(),
+        cpu_model: "cpu".into(),
+        microcode: "1".into(),
+        mitigations: Default::default(),
+        cpus: 2,
+        memory_bytes: 1 << 34,
+        disk_free_bytes: 1 << 34,
+        cgroup_version: 1,
+        accelerator: Accelerator::Tcg,
+        accelerator_detail: String::new(),
+        tools: Default::default(),
+        unfit: Default::default(),
+    }
+}
+
+fn prepared() -> Observed {
+    Observed::Preflight(Box::new(facts()))
+}
+
+/// With the hosts as they were placed.
+fn started() -> Event {
+    Event::Started { hosts: vec![] }
 }
 
 /// What a fake agent does with a block that it was granted.
@@ -131,7 +161,7 @@ impl World {
         match run.phase {
             RunPhase::Prepare if !self.agents[i].prepared => {
                 self.agents[i].prepared = true;
-                self.record(i, Observed::Preflight);
+                self.record(i, prepared());
             }
             RunPhase::Prepare => {}
             RunPhase::Measure => {
@@ -168,7 +198,7 @@ impl World {
 
     /// Until the run is closed; each round takes five virtual seconds. Schedules come from `pick`.
     fn play(&mut self, mut pick: impl FnMut(usize) -> usize, life_ms: u64) -> Verdict {
-        self.event(Event::Started).unwrap();
+        self.event(started()).unwrap();
         for round in 0..100_000 {
             if let Some(verdict) = self.run.verdict() {
                 return verdict;
@@ -206,9 +236,9 @@ fn an_undisturbed_run_grants_by_turns_and_takes_the_analysis_verdict() {
 #[test]
 fn machines_of_their_own_measure_at_the_same_time() {
     let mut w = World::new(&["a", "b"], BTreeMap::new());
-    w.event(Event::Started).unwrap();
-    w.record(0, Observed::Preflight);
-    w.record(1, Observed::Preflight);
+    w.event(started()).unwrap();
+    w.record(0, prepared());
+    w.record(1, prepared());
     assert!(w.run.hosts.iter().all(|h| h.open_block().is_some()));
     assert_eq!(w.play_on(), Verdict::Pass);
 }
@@ -266,9 +296,9 @@ fn a_silent_host_cannot_hold_a_run_beyond_its_deadline() {
 #[test]
 fn a_cancelled_run_unwinds_and_closes_as_cancelled() {
     let mut w = World::new(&["m", "m"], BTreeMap::new());
-    w.event(Event::Started).unwrap();
-    w.record(0, Observed::Preflight);
-    w.record(1, Observed::Preflight);
+    w.event(started()).unwrap();
+    w.record(0, prepared());
+    w.record(1, prepared());
     w.event(Event::Cancel { by: "operator".to_owned() }).unwrap();
     assert_eq!(w.event(Event::Cancel { by: "operator".to_owned() }), Err(Denied::Ending));
     assert_eq!(w.play_on(), Verdict::Cancelled);
@@ -278,9 +308,9 @@ fn a_cancelled_run_unwinds_and_closes_as_cancelled() {
 #[test]
 fn a_host_lost_after_the_cancel_changes_the_teardown_and_not_the_verdict() {
     let mut w = World::new(&["m", "m"], BTreeMap::from([(0, Fate::DiesForGood)]));
-    w.event(Event::Started).unwrap();
-    w.record(0, Observed::Preflight);
-    w.record(1, Observed::Preflight);
+    w.event(started()).unwrap();
+    w.record(0, prepared());
+    w.record(1, prepared());
     w.event(Event::Cancel { by: "operator".to_owned() }).unwrap();
     w.event(Event::HostLost { host: host("h1") }).unwrap();
     assert_eq!(w.run.ending, Some(Ending::Cancelled { by: "operator".to_owned() }));
@@ -289,6 +319,83 @@ fn a_host_lost_after_the_cancel_changes_the_teardown_and_not_the_verdict() {
     assert_eq!(w.run.verdict(), Some(Verdict::Cancelled));
     let (_, unknown) = w.run.teardown();
     assert_eq!(unknown, [host("h1")]);
+}
+
+#[test]
+fn a_host_whose_facts_lack_a_registered_arm_ends_the_run_without_any_message() {
+    let mut w = World::new(&["m", "m"], BTreeMap::new());
+    w.event(started()).unwrap();
+    let mut facts = facts();
+    facts.unfit.insert(ArmKind::QemuWarm, "QEMU is not installed".to_owned());
+    w.record(0, Observed::Preflight(Box::new(facts)));
+    let ending = w.run.ending.clone().unwrap();
+    let why = "arm qemu-warm: QEMU is not installed".to_owned();
+    assert_eq!(ending, Ending::Refused { host: host("h1"), why });
+    assert!(!w.run.hosts[0].prepared);
+    assert_eq!(w.play_on(), Verdict::Incomplete);
+    assert!(w.run.hosts.iter().all(|h| h.granted.is_empty()));
+}
+
+#[test]
+fn an_end_of_a_block_that_was_never_granted_is_noted_and_not_counted() {
+    let mut w = World::new(&["m"], BTreeMap::new());
+    w.event(started()).unwrap();
+    w.record(0, prepared());
+    let end = |block| Observed::BlockEnded { block, kind: BlockKind::Measured, result: BlockResult::Completed };
+    w.record(0, end(7));
+    assert!(w.run.hosts[0].ended.is_empty());
+    assert!(w.notes.iter().any(|n| n.kind == "never-granted" && n.text.contains("block 7")), "{:?}", w.notes);
+    assert_eq!(w.run.ending, None);
+}
+
+#[test]
+fn a_run_starts_with_its_hosts_as_they_are_then() {
+    let mut w = World::new(&["m", "m"], BTreeMap::new());
+    let hosts = vec![(host("h1"), machine("new"), Generation(4))];
+    w.event(Event::Started { hosts }).unwrap();
+    assert_eq!((w.run.hosts[0].generation, &w.run.hosts[0].machine), (Generation(4), &machine("new")));
+    assert_eq!((w.run.hosts[1].generation, &w.run.hosts[1].machine), (Generation(1), &machine("m")));
+    let of = RunOfHost { state: &w.run, registration: &w.registration, acked_seq: 0 };
+    assert_eq!(desired::desired(&host("h1"), Generation(4), &[of], w.now).runs[0].phase, RunPhase::Prepare);
+}
+
+#[test]
+fn evidence_that_cannot_be_read_makes_a_run_invalid_and_closes_it() {
+    let unreadable = || Event::Unreadable { why: "record 7 of h1 is damaged".to_owned() };
+    // In the middle: hosts unwind first.
+    let mut w = World::new(&["m"], BTreeMap::new());
+    w.event(started()).unwrap();
+    w.event(unreadable()).unwrap();
+    assert_eq!(w.run.phase, Phase::Unwinding);
+    assert_eq!(w.play_on(), Verdict::Invalid);
+    // At the end, where the analysis would have read it.
+    let mut w = World::new(&["m"], BTreeMap::new());
+    w.event(started()).unwrap();
+    while w.run.pending(w.now) != Some(Pending::Analyse) {
+        w.agent_acts(0);
+        if w.run.pending(w.now) == Some(Pending::FindVoids) {
+            w.driver_acts();
+        }
+    }
+    w.event(unreadable()).unwrap();
+    assert_eq!(w.run.verdict(), Some(Verdict::Invalid));
+    assert!(w.notes.iter().any(|n| n.text.contains("record 7 of h1 is damaged")));
+    // A verdict that does not come from evidence stays.
+    let mut w = World::new(&["m"], BTreeMap::new());
+    w.event(started()).unwrap();
+    w.event(Event::Cancel { by: "operator".to_owned() }).unwrap();
+    assert_eq!(w.event(unreadable()), Err(Denied::Ending));
+}
+
+#[test]
+fn a_record_that_can_never_be_stored_ends_the_run_and_names_the_block() {
+    let mut w = World::new(&["m"], BTreeMap::new());
+    w.event(started()).unwrap();
+    w.record(0, prepared());
+    w.event(Event::EvidenceRefused { host: host("h1"), why: "record 3 differs".to_owned() }).unwrap();
+    assert!(matches!(&w.run.ending, Some(Ending::Interrupted { block, why, .. })
+        if block == "warm-up block 0" && why.contains("record 3 differs")));
+    assert_eq!(w.play_on(), Verdict::Incomplete);
 }
 
 #[test]
@@ -322,11 +429,11 @@ fn too_many_voids_are_not_replaced() {
 #[test]
 fn late_evidence_moves_the_cursor_and_nothing_else() {
     let mut w = World::new(&["m"], BTreeMap::new());
-    w.event(Event::Started).unwrap();
-    let late = Event::Evidence { host: host("h1"), seq: 1, body: Observed::Preflight, late: true };
+    w.event(started()).unwrap();
+    let late = Event::Evidence { host: host("h1"), seq: 1, body: prepared(), late: true };
     w.event(late).unwrap();
     assert_eq!((w.run.hosts[0].applied_seq, w.run.hosts[0].prepared), (1, false));
-    let stranger = Event::Evidence { host: host("h7"), seq: 1, body: Observed::Preflight, late: false };
+    let stranger = Event::Evidence { host: host("h7"), seq: 1, body: prepared(), late: false };
     assert_eq!(w.event(stranger), Err(Denied::NotItsHost(host("h7"))));
 }
 
@@ -411,6 +518,6 @@ fn events_in_the_wrong_phase_are_denied() {
     let now = Micros(1);
     assert_eq!(run.step(e, &Event::Analysed { verdict: Verdict::Pass }, now), Err(Denied::WrongPhase("placed")));
     assert_eq!(run.step(e, &Event::Voids(vec![]), now), Err(Denied::WrongPhase("placed")));
-    let started = run.step(e, &Event::Started, now).unwrap().next;
-    assert_eq!(started.step(e, &Event::Started, now), Err(Denied::WrongPhase("preflight")));
+    let begun = run.step(e, &started(), now).unwrap().next;
+    assert_eq!(begun.step(e, &started(), now), Err(Denied::WrongPhase("preflight")));
 }

@@ -134,6 +134,15 @@ fn analysed(e: &Evidence) -> Analysis {
     analyse(&e.registration, &e.runs, &e.records)
 }
 
+/// The verdict on all runs of a registration.
+pub(super) async fn verdict(
+    client: &Client,
+    experiment: ExperimentId,
+    registration: Sha256,
+) -> Result<Verdict, CtlError> {
+    Ok(analysed(&fetch(client, experiment, Some(registration), None).await?).summary.verdict)
+}
+
 pub(super) async fn results(global: &Global, c: Results) -> Result<ExitCode, CtlError> {
     let evidence = fetch(&Client::new(global), c.experiment, c.registration, None).await?;
     let analysis = analysed(&evidence);

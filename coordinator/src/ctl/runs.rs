@@ -16,7 +16,7 @@ use crate::api::views::{CreateRun, EventsView, EvidenceView, RunView, RunsView};
 pub struct Run {
     /// The experiment, EXP-NNN.
     pub experiment: ExperimentId,
-    /// Stay until the run is closed: progress, time left, verdict as exit code. Ctrl-C detaches; the run goes on.
+    /// Stay until the run is closed: progress, time left, the experiment's verdict as exit code. Ctrl-C detaches; the run goes on.
     #[arg(long)]
     pub watch: bool,
     /// Make no run: watch the experiment's latest one.

@@ -2,9 +2,10 @@
 
 use std::{io::IsTerminal as _, process::ExitCode, time::Duration};
 
+use drums_common::verdict::Verdict;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::{Client, CtlError, Global, output};
+use super::{Client, CtlError, Global, output, results};
 use crate::api::views::{EventsView, RunView};
 
 /// Detached by Ctrl-C, as shells count it.
@@ -33,10 +34,11 @@ pub(super) async fn watch(global: &Global, client: &Client, view: RunView) -> Re
         );
         return Ok(ExitCode::from(DETACHED));
     };
+    let closing = Closing::of(client, &run).await?;
     if global.json {
-        output::json(&run)?;
+        output::json(&Closed { run: &run, experiment_verdict: closing.experiment })?;
     } else {
-        println!("{}: {}", run.run, run.verdict.map_or("open", |v| v.as_str()));
+        println!("{} is closed", run.run);
         if let Some(ending) = &run.ending {
             println!("ending    {ending}");
         }
@@ -50,8 +52,51 @@ pub(super) async fn watch(global: &Global, client: &Client, view: RunView) -> Re
         };
         println!("teardown  {teardown}");
         println!("results   drumsctl results {}", run.experiment);
+        println!("verdict   {}", closing.in_words());
     }
-    Ok(ExitCode::from(run.verdict.map_or(1, |v| v.exit_code())))
+    Ok(ExitCode::from(closing.exit_code()))
+}
+
+/// What `--json` prints of a closed run.
+#[derive(serde::Serialize)]
+struct Closed<'r> {
+    #[serde(flatten)]
+    run: &'r RunView,
+    /// Absent when the run's own ending is its verdict.
+    experiment_verdict: Option<Verdict>,
+}
+
+/// The verdict that a watched run ends with. All complete runs of a registration are pooled into the experiment's, and
+/// one lucky run is not an experiment; a run that was not completed speaks for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Closing {
+    alone: Option<Verdict>,
+    experiment: Option<Verdict>,
+}
+
+impl Closing {
+    async fn of(client: &Client, run: &RunView) -> Result<Self, CtlError> {
+        let alone = run.verdict;
+        let experiment = match alone {
+            Some(Verdict::Pass | Verdict::Fail | Verdict::Undecided) => {
+                Some(results::verdict(client, run.experiment, run.registration).await?)
+            }
+            Some(Verdict::Invalid | Verdict::Incomplete | Verdict::Lost | Verdict::Cancelled) | None => None,
+        };
+        Ok(Self { alone, experiment })
+    }
+
+    fn in_words(self) -> String {
+        let alone = self.alone.map_or("open", Verdict::as_str);
+        match self.experiment {
+            Some(experiment) => format!("this run alone: {alone}; experiment: {experiment}"),
+            None => format!("this run: {alone}"),
+        }
+    }
+
+    fn exit_code(self) -> u8 {
+        self.experiment.or(self.alone).map_or(1, Verdict::exit_code)
+    }
 }
 
 fn bar(global: &Global, view: &RunView) -> ProgressBar {
@@ -127,4 +172,87 @@ fn message(run: &RunView) -> String {
         })
         .collect();
     format!("{} {}  {}", run.run, run.phase, hosts.join("  |  "))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use drums_analysis::synthetic::Scenario;
+    use drums_common::{clock::Micros, digest::Sha256, ids::Generation, lease::LeaseTimes};
+
+    use super::*;
+    use crate::{
+        api,
+        artifacts::Artifacts,
+        clock::SystemClock,
+        config::Home,
+        core::run::{Ending, Phase, RunState},
+        store::{SqliteStore, Store, StoreHandle},
+        tasks::Control,
+    };
+
+    /// A closed run with a scenario's evidence.
+    fn add_run(s: &mut dyn Store, scenario: &Scenario, number: u32, ending: Ending, verdict: Verdict) {
+        let (meta, records) = scenario.run(number);
+        let hosts = scenario.hosts.iter().map(|(h, _)| (h.clone(), Default::default(), Generation(1))).collect();
+        let sha = scenario.registration().sha256;
+        let mut run = RunState::place(meta.run, sha, number, None, hosts, Micros(i64::from(number))).next;
+        run.ending = Some(ending);
+        run.phase = Phase::Closed { verdict };
+        s.create_run(&run, &[], Micros(1)).unwrap();
+        for (host, _) in &scenario.hosts {
+            let of_host: Vec<_> = records.iter().filter(|r| r.host == *host).cloned().collect();
+            let through = s.commit_evidence(meta.run, host, Generation(1), &of_host, Micros(1)).unwrap();
+            assert_eq!(through, of_host.len() as u64);
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_lucky_run_does_not_make_the_experiment_pass() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::new(dir.path());
+        let mut store = SqliteStore::open(&home.store()).unwrap();
+        let good = Scenario::exp028(1);
+        // Slower than the bar of 0.6 over runc allows.
+        let mut bad = Scenario::exp028(1);
+        bad.medians_ms.insert("drums-cold".parse().unwrap(), 62.0);
+        bad.medians_ms.insert("drums-cold-delayed".parse().unwrap(), 77.5);
+        store.add_registration(&good.registration(), "spec").unwrap();
+        for (host, _) in &good.hosts {
+            store.add_host(host, "sandbox", crate::store::Ownership::Adopted, Micros(1)).unwrap();
+        }
+        add_run(&mut store, &bad, 1, Ending::Done, Verdict::Fail);
+        add_run(&mut store, &good, 2, Ending::Done, Verdict::Pass);
+        add_run(&mut store, &good, 3, Ending::Cancelled { by: "test".to_owned() }, Verdict::Cancelled);
+
+        let (down, is_down) = tokio::sync::watch::channel(false);
+        let store = StoreHandle::start(Box::new(store)).unwrap();
+        let artifacts = Artifacts::new(home.artifacts());
+        let (control, driver) =
+            Control::start(store, artifacts, Arc::new(SystemClock), LeaseTimes::default(), is_down.clone())
+                .await
+                .unwrap();
+        let sha = Sha256::of(b"-");
+        let enrolment = api::Enrolment { ca: sha, addresses: vec![], agents_port: 1, enrol_port: 2 };
+        let context = Arc::new(api::Context { control, enrolment, home: String::new(), build: sha });
+        let served = api::serve_unix(&home.socket(), api::router(context), is_down).unwrap();
+
+        let global = Global { home: dir.path().into(), api: None, cert: None, key: None, ca: None, json: false };
+        let client = Client::new(&global);
+        let runs: crate::api::views::RunsView = client.get("/runs").await.unwrap();
+        let closing = |number: usize| Closing::of(&client, &runs.runs[number - 1]);
+        let lucky = closing(2).await.unwrap();
+        assert_eq!(lucky.alone, Some(Verdict::Pass));
+        assert_eq!(lucky.experiment, closing(1).await.unwrap().experiment, "one experiment, one verdict");
+        assert_eq!(lucky.in_words(), "this run alone: pass; experiment: undecided");
+        assert_eq!(lucky.exit_code(), 11);
+        // A run that was not completed speaks for itself.
+        let cancelled = closing(3).await.unwrap();
+        assert_eq!((cancelled.exit_code(), cancelled.in_words().as_str()), (15, "this run: cancelled"));
+
+        down.send_replace(true);
+        served.await.unwrap();
+        driver.await.unwrap();
+    }
 }

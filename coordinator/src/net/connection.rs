@@ -185,7 +185,7 @@ async fn admit<P: Ports>(
     if hello.installation != peer.installation {
         return Err(second("wrong-installation", "an agent with another state folder"));
     }
-    if let Some(before) = context.ports.machine_of(host).await
+    if let Some(before) = context.ports.machine_of(host).await?
         && !may_be_rebooted(&before, &hello.facts.identity)
     {
         return Err(second("second-machine", "a second machine"));
@@ -406,8 +406,12 @@ async fn evidence<P: Ports>(
             Ok(ack) => judge(WHAT, io::write(&mut send, Lane::Evidence, &ack).await)?,
             Err(failure) => {
                 tracing::warn!(host = %peer.host, %run, error = %failure, "evidence not committed");
-                let _ = send.reset(Close::Internal.code().into());
-                let _ = recv.stop(Close::Internal.code().into());
+                let code = match failure.class {
+                    FailureClass::Transient => Close::Internal,
+                    _ => Close::Refused,
+                };
+                let _ = send.reset(code.code().into());
+                let _ = recv.stop(code.code().into());
                 return Ok(());
             }
         }

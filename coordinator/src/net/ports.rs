@@ -46,9 +46,8 @@ pub struct Accepted {
 /// The agents' endpoint.
 pub trait Ports: Send + Sync + 'static {
     /// The machine that this host ran on when it was last welcomed, or `None` if it never was or was enrolled anew since.
-    /// A connection from another one is refused
-    /// by `net` before `on_connect`.
-    fn machine_of(&self, host: &HostId) -> impl Future<Output = Option<MachineIdentity>> + Send;
+    /// A connection from another one is refused by `net` before `on_connect`; so is any while the answer is a failure.
+    fn machine_of(&self, host: &HostId) -> impl Future<Output = Result<Option<MachineIdentity>, Failure>> + Send;
 
     /// A host says hello. Store its facts, hand out the generation; or refuse (released host, revoked certificate),
     /// in words for the agent's operator. A refused agent exits if the failure's class is `Refused` or `Permanent`, and

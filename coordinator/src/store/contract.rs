@@ -5,7 +5,7 @@ use std::path::Path;
 use drums_common::{
     clock::Micros,
     digest::Sha256,
-    evidence::{Body, Log, Record},
+    evidence::{BlockEnded, BlockKind, BlockResult, Body, Environment, Log, Record},
     experiment::Registration,
     ids::{Generation, HostId, InstallationId, RunId},
     machine::{Accelerator, HostFacts},
@@ -106,7 +106,7 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
         expires: Micros(1_000),
         revoked: None,
     };
-    s.add_certificate(&certificate, Micros(60)).unwrap();
+    assert!(!s.add_certificate(&certificate, Micros(60)).unwrap());
     assert_eq!(s.certificate(certificate.sha256).unwrap(), Some(certificate.clone()));
     let hello = HelloRow {
         installation: InstallationId([1; 4]),
@@ -130,11 +130,26 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     assert_eq!(s.commit_evidence(run, &h1, Generation(2), &[r(1, 2), r(2, 2)], Micros(80)).unwrap(), 2);
     assert_eq!(s.commit_evidence(run, &h1, Generation(2), &[r(1, 2), r(2, 2), r(3, 1)], Micros(81)).unwrap(), 3);
     assert_eq!(s.commit_evidence(run, &h1, Generation(2), &[r(5, 2)], Micros(82)).unwrap(), 3, "a gap");
-    let rows = s.evidence(run, &h1, 0, 100).unwrap();
+    // A number means one record for ever.
+    let mut other = r(2, 2);
+    other.body = Body::Log(Log { level: "info".into(), target: "test".into(), text: "another".into() });
+    let differs = s.commit_evidence(run, &h1, Generation(2), &[r(1, 2), other, r(3, 1), r(4, 2)], Micros(83));
+    assert!(matches!(differs, Err(StoreError::Differs { seq: 2, .. })), "{differs:?}");
+    // What could not be read back is not taken; what comes before it is.
+    let mut endless = r(5, 2);
+    let environment = Environment { duration_ms: f64::INFINITY, ..Default::default() };
+    let ended = BlockEnded { block: 0, kind: BlockKind::Measured, result: BlockResult::Completed, environment };
+    endless.body = Body::BlockEnded(ended);
+    let batch = [r(4, 2), endless.clone()];
+    assert_eq!(s.acked(run, &h1).unwrap(), 3, "nothing of the differing batch was stored");
+    assert_eq!(s.commit_evidence(run, &h1, Generation(2), &batch, Micros(84)).unwrap(), 4);
+    let unstorable = s.commit_evidence(run, &h1, Generation(2), &[endless], Micros(85)).unwrap_err();
+    assert!(matches!(unstorable, StoreError::Unstorable { seq: 5, .. }), "{unstorable}");
+    let rows = s.evidence(run, &h1, 0, 3).unwrap();
     assert_eq!(rows.iter().map(|e| (e.record.seq, e.late)).collect::<Vec<_>>(), [(1, false), (2, false), (3, true)]);
     assert_eq!(rows[1].record, r(2, 2));
     assert_eq!(s.evidence(run, &h1, 1, 1).unwrap().len(), 1);
-    assert_eq!(s.acked(run, &h1).unwrap(), 3);
+    assert_eq!(s.acked(run, &h1).unwrap(), 4);
     assert_eq!(s.acked(run, &host("h2")).unwrap(), 0);
 
     // State and events in one transaction, under the generation that was read.
@@ -151,7 +166,7 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     drop(s);
     let mut s = open();
     assert_eq!(s.run(run).unwrap().unwrap().state, state);
-    assert_eq!(s.acked(run, &h1).unwrap(), 3);
+    assert_eq!(s.acked(run, &h1).unwrap(), 4);
     state.phase = Phase::Closed { verdict: Verdict::Pass };
     s.save_run(&state, 2, &[], Micros(95)).unwrap();
     assert_eq!(s.runs(Some(registration.experiment.id)).unwrap()[0].state.verdict(), Some(Verdict::Pass));
@@ -178,7 +193,27 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     assert_eq!(s.redeem(&redemption(b"k", 60)).unwrap(), Err(TokenRefusal::Released));
     assert!(matches!(s.release_host(&h1, Micros(201)), Err(StoreError::Missing { .. })));
     s.add_host(&h1, "metal", Ownership::Adopted, Micros(300)).unwrap();
-    assert_eq!(s.host(&h1).unwrap().unwrap().generation, Generation(3));
+    let row = s.host(&h1).unwrap().unwrap();
+    assert_eq!((row.generation, row.facts.is_none(), row.installation), (Generation(3), true, None));
+
+    // Enrolled again on another machine: the name moves, and the installation that held it is out.
+    let of = |n: u8| CertificateRow {
+        sha256: Sha256::of(&[n]),
+        host: h1.clone(),
+        installation: InstallationId([n; 4]),
+        expires: Micros(1_000),
+        revoked: None,
+    };
+    assert!(!s.add_certificate(&of(2), Micros(301)).unwrap());
+    assert_eq!(s.welcomed(&h1, &HelloRow { installation: of(2).installation, ..hello }, Micros(302)).unwrap().0, 3);
+    assert!(!s.add_certificate(&of(2), Micros(303)).unwrap(), "the same installation enrols again");
+    assert!(s.host(&h1).unwrap().unwrap().facts.is_some());
+    assert!(s.add_certificate(&of(3), Micros(304)).unwrap());
+    s.set_facts(&h1, of(2).installation, &facts()).unwrap();
+    let row = s.host(&h1).unwrap().unwrap();
+    assert_eq!((row.generation.0, row.facts.is_none(), row.installation), (4, true, Some(of(3).installation)));
+    assert!(s.certificate(of(2).sha256).unwrap().unwrap().revoked.is_some());
+    assert!(s.certificate(of(3).sha256).unwrap().unwrap().revoked.is_none());
 }
 
 #[test]

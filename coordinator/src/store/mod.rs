@@ -59,6 +59,10 @@ pub enum StoreError {
     Corrupt { what: &'static str, got: String },
     #[error("the run {run} was changed by another writer (generation {held}, expected {expected})")]
     Conflict { run: RunId, held: u32, expected: u32 },
+    #[error("record {seq} of host {host} was stored before with other content")]
+    Differs { host: HostId, seq: u64 },
+    #[error("record {seq} of host {host} could not be read back from the store: {why}")]
+    Unstorable { host: HostId, seq: u64, why: String },
     #[error("there is a host {0} already")]
     HostExists(HostId),
     #[error("there is no {what} {id}")]
@@ -155,18 +159,21 @@ pub trait Store: Send {
 
     fn hosts(&mut self) -> Result<Vec<HostRow>, StoreError>;
     fn host(&mut self, host: &HostId) -> Result<Option<HostRow>, StoreError>;
-    /// A new host, or a released one taken back.
+    /// A new host, or a released one taken back, perhaps on another machine: nothing is known of it then.
     fn add_host(&mut self, host: &HostId, kind: &str, ownership: Ownership, now: Micros) -> Result<(), StoreError>;
     /// Marks it released and revokes its certificates.
     fn release_host(&mut self, host: &HostId, now: Micros) -> Result<(), StoreError>;
     fn welcomed(&mut self, host: &HostId, hello: &HelloRow, now: Micros) -> Result<Generation, StoreError>;
-    fn set_facts(&mut self, host: &HostId, facts: &HostFacts) -> Result<(), StoreError>;
+    /// Only for the installation that holds the name now.
+    fn set_facts(&mut self, host: &HostId, installation: InstallationId, facts: &HostFacts) -> Result<(), StoreError>;
     /// Fences what was given to the host so far.
     fn next_generation(&mut self, host: &HostId) -> Result<Generation, StoreError>;
 
     fn add_token(&mut self, secret: Sha256, host: &HostId, now: Micros, expires: Micros) -> Result<(), StoreError>;
     fn redeem(&mut self, redemption: &Redemption) -> Result<Result<(), TokenRefusal>, StoreError>;
-    fn add_certificate(&mut self, row: &CertificateRow, now: Micros) -> Result<(), StoreError>;
+    /// True if the host moved: another installation held the name. Its certificates are then revoked, the machine it ran
+    /// on is forgotten, and what it was given is fenced.
+    fn add_certificate(&mut self, row: &CertificateRow, now: Micros) -> Result<bool, StoreError>;
     fn certificate(&mut self, sha256: Sha256) -> Result<Option<CertificateRow>, StoreError>;
 
     /// False if it was there already.
@@ -190,7 +197,8 @@ pub trait Store: Send {
     fn events(&mut self, run: RunId, after: u64, limit: u32) -> Result<Vec<EventRow>, StoreError>;
 
     /// Stores what follows on what is there; repeats are left out, and so is everything after a gap. Returns the highest
-    /// number up to which all are stored.
+    /// number up to which all are stored. A record that could not be read back, or that differs from what is stored under
+    /// its number, is an error when it is the first that is left; nothing is overwritten.
     fn commit_evidence(
         &mut self,
         run: RunId,

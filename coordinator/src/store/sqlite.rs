@@ -11,7 +11,7 @@ use drums_common::{
     digest::Sha256,
     evidence::Record,
     experiment::Registration,
-    ids::{ExperimentId, Generation, HostId, RunId},
+    ids::{ExperimentId, Generation, HostId, InstallationId, RunId},
     machine::HostFacts,
 };
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, TransactionBehavior, params};
@@ -183,7 +183,7 @@ impl Store for SqliteStore {
             Some(None) => return Err(StoreError::HostExists(host.clone())),
             // Its generation goes on counting: what it was given before its release stays fenced.
             Some(Some(_)) => t.execute(
-                "UPDATE host SET released_us = NULL, installation = NULL, kind = ?2, ownership = ?3, generation = generation + 1 WHERE name = ?1",
+                "UPDATE host SET released_us = NULL, installation = NULL, facts = NULL, kind = ?2, ownership = ?3, generation = generation + 1 WHERE name = ?1",
                 params![host.as_str(), kind, ownership],
             ),
             None => t.execute(
@@ -240,10 +240,13 @@ impl Store for SqliteStore {
         Ok(Generation(generation))
     }
 
-    fn set_facts(&mut self, host: &HostId, facts: &HostFacts) -> Result<(), StoreError> {
+    fn set_facts(&mut self, host: &HostId, installation: InstallationId, facts: &HostFacts) -> Result<(), StoreError> {
         let facts = json("host's facts", facts)?;
         self.connection
-            .execute("UPDATE host SET facts = ?2 WHERE name = ?1", params![host.as_str(), facts])
+            .execute(
+                "UPDATE host SET facts = ?3 WHERE name = ?1 AND installation = ?2",
+                params![host.as_str(), installation.to_string(), facts],
+            )
             .map_err(sql("store a host's facts"))?;
         Ok(())
     }
@@ -303,14 +306,32 @@ impl Store for SqliteStore {
         Ok(Ok(()))
     }
 
-    fn add_certificate(&mut self, row: &CertificateRow, now: Micros) -> Result<(), StoreError> {
-        self.connection
+    fn add_certificate(&mut self, row: &CertificateRow, now: Micros) -> Result<bool, StoreError> {
+        let e = sql("record a certificate");
+        let (host, installation) = (row.host.as_str(), row.installation.to_string());
+        let t = self.write("record a certificate")?;
+        t.execute(
+            "INSERT OR IGNORE INTO certificate (sha256, host, installation, issued_us, expires_us) VALUES (?1, ?2, ?3, ?4, ?5)",
+            params![row.sha256.to_string(), host, installation, now.0, row.expires.0],
+        )
+        .map_err(&e)?;
+        let moved = t
             .execute(
-                "INSERT OR IGNORE INTO certificate (sha256, host, installation, issued_us, expires_us) VALUES (?1, ?2, ?3, ?4, ?5)",
-                params![row.sha256.to_string(), row.host.as_str(), row.installation.to_string(), now.0, row.expires.0],
+                "UPDATE host SET facts = NULL, generation = generation + 1 WHERE name = ?1 AND installation != ?2",
+                params![host, installation],
             )
-            .map_err(sql("record a certificate"))?;
-        Ok(())
+            .map_err(&e)?
+            > 0;
+        if moved {
+            t.execute(
+                "UPDATE certificate SET revoked_us = ?3 WHERE host = ?1 AND installation != ?2 AND revoked_us IS NULL",
+                params![host, installation, now.0],
+            )
+            .map_err(&e)?;
+        }
+        t.execute("UPDATE host SET installation = ?2 WHERE name = ?1", params![host, installation]).map_err(&e)?;
+        t.commit().map_err(&e)?;
+        Ok(moved)
     }
 
     fn certificate(&mut self, sha256: Sha256) -> Result<Option<CertificateRow>, StoreError> {

@@ -138,21 +138,37 @@ pub(super) fn commit_evidence(
     let e = sql("commit evidence");
     let t = s.write("commit evidence")?;
     let mut through = acked(&t, run, host)?;
+    let first = through + 1;
     {
         let mut insert = t
             .prepare_cached(
                 "INSERT INTO evidence (run, host, seq, received_us, late, record) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
             )
             .map_err(&e)?;
+        let mut stored =
+            t.prepare_cached("SELECT record FROM evidence WHERE run = ?1 AND host = ?2 AND seq = ?3").map_err(&e)?;
         for record in records {
+            let text = json("record", record)?;
             if record.seq <= through {
+                let there: String = stored
+                    .query_row(params![run.to_string(), host.as_str(), record.seq.cast_signed()], |r| r.get(0))
+                    .map_err(&e)?;
+                if there != text {
+                    return Err(StoreError::Differs { host: host.clone(), seq: record.seq });
+                }
                 continue;
             }
             if record.seq != through + 1 {
                 break;
             }
+            // The wire carries what JSON does not: an infinity would be stored as null, and be read by nobody.
+            if let Err(why) = serde_json::from_str::<Record>(&text) {
+                if through >= first {
+                    break;
+                }
+                return Err(StoreError::Unstorable { host: host.clone(), seq: record.seq, why: why.to_string() });
+            }
             let late = record.generation < current;
-            let text = json("record", record)?;
             insert
                 .execute(params![run.to_string(), host.as_str(), record.seq.cast_signed(), now.0, late, text])
                 .map_err(&e)?;

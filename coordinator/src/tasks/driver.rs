@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use drums_analysis::{self as analysis, RunMeta};
 use drums_common::{
-    clock::Micros,
+    clock::{Micros, MonoMicros},
     evidence::Record,
     experiment::Registration,
     failure::{Failure, FailureClass},
@@ -36,6 +36,12 @@ use crate::{
 const TICK: Duration = Duration::from_millis(500);
 /// Records read from the store in one go.
 const PAGE: u32 = 1_000;
+/// Between attempts to read evidence that the store did not give.
+const READ_AGAIN_MS: u64 = 1_000;
+/// A run whose evidence was not readable for this long is closed: a busy disk takes seconds, and what is damaged stays so.
+const UNREADABLE_MS: u64 = 120_000;
+/// Complaints of one host about one run that its history takes; the log has all of them.
+const COMPLAINTS: u32 = 20;
 
 /// A run that is live, or closed with hosts that have not reported their teardown.
 struct Active {
@@ -43,16 +49,43 @@ struct Active {
     registration: Arc<Registration>,
     /// The analysis of it runs on another thread.
     asking: bool,
+    /// Its evidence could not be read the last time.
+    unread: Option<Unread>,
+}
+
+#[derive(Clone, Copy)]
+struct Unread {
+    since: MonoMicros,
+    last: MonoMicros,
+}
+
+impl Active {
+    fn new(row: RunRow, registration: Registration) -> Self {
+        Self { row, registration: Arc::new(registration), asking: false, unread: None }
+    }
+
+    /// False for a while after its evidence could not be read.
+    fn may_read(&self, now: MonoMicros) -> bool {
+        self.unread.is_none_or(|u| now.ms_since(u.last) >= READ_AGAIN_MS)
+    }
+}
+
+/// What a host complained of last, so that a repeated complaint is noted once, and how often that changed.
+#[derive(Default)]
+struct Complaints {
+    last: String,
+    noted: u32,
 }
 
 pub(super) struct Driver {
     control: Arc<Control>,
     queue: mpsc::Receiver<Request>,
     runs: Vec<Active>,
-    answers: mpsc::Receiver<(RunId, Event)>,
-    answer: mpsc::Sender<(RunId, Event)>,
-    /// What each host complained of last, so that a repeated complaint is noted once.
-    complaints: BTreeMap<(RunId, HostId), String>,
+    answers: mpsc::Receiver<(RunId, Result<Event, StoreError>)>,
+    answer: mpsc::Sender<(RunId, Result<Event, StoreError>)>,
+    complaints: BTreeMap<(RunId, HostId), Complaints>,
+    /// What hosts said that ends a run and was not stored when it came: nobody says it again.
+    owed: Vec<(RunId, HostId, Event)>,
 }
 
 fn unsettled(state: &RunState) -> bool {
@@ -67,7 +100,8 @@ impl Driver {
     pub(super) async fn load(control: Arc<Control>, queue: mpsc::Receiver<Request>) -> Result<Self, StoreError> {
         let (rows, hosts) = control.store.call(|s| Ok((s.runs(None)?, s.hosts()?))).await?;
         let (answer, answers) = mpsc::channel(16);
-        let mut driver = Self { control, queue, runs: Vec::new(), answers, answer, complaints: BTreeMap::new() };
+        let mut driver =
+            Self { control, queue, runs: Vec::new(), answers, answer, complaints: BTreeMap::new(), owed: Vec::new() };
         for row in rows.into_iter().filter(|r| unsettled(&r.state)) {
             driver.adopt(row).await?;
         }
@@ -103,7 +137,7 @@ impl Driver {
             map.insert((run, host), through);
         }
         drop(map);
-        self.runs.push(Active { row, registration: Arc::new(registration), asking: false });
+        self.runs.push(Active::new(row, registration));
         Ok(())
     }
 
@@ -112,7 +146,7 @@ impl Driver {
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         enum Woken {
             Request(Option<Request>),
-            Answer(RunId, Event),
+            Answer(RunId, Result<Event, StoreError>),
             Look,
             Down,
         }
@@ -120,19 +154,14 @@ impl Driver {
             // All branches are cancel-safe; what was received is dealt with outside.
             let woken = tokio::select! {
                 request = self.queue.recv() => Woken::Request(request),
-                Some((run, event)) = self.answers.recv() => Woken::Answer(run, event),
+                Some((run, answer)) = self.answers.recv() => Woken::Answer(run, answer),
                 () = self.control.wake.notified() => Woken::Look,
                 _ = timer.tick() => Woken::Look,
                 _ = shutdown.wait_for(|down| *down) => Woken::Down,
             };
             match woken {
                 Woken::Request(Some(request)) => self.request(request).await,
-                Woken::Answer(run, event) => {
-                    if let Some(active) = self.runs.iter_mut().find(|r| r.row.state.id == run) {
-                        active.asking = false;
-                    }
-                    self.event(run, &event).await;
-                }
+                Woken::Answer(run, answer) => self.answer(run, answer).await,
                 Woken::Look => {}
                 Woken::Request(None) | Woken::Down => break,
             }
@@ -153,14 +182,15 @@ impl Driver {
             Request::HostRefused { host, run, failure } => {
                 if failure.class == FailureClass::Transient {
                     // The agent tries again and says so each time; the deadline bounds that.
-                    let said = (run, host.clone());
-                    if self.complaints.get(&said) != Some(&failure.message) {
-                        self.complaints.insert(said, failure.message.clone());
-                        self.event(run, &Event::Complaint { host, what: failure.message }).await;
-                    }
+                    self.complain(run, host, failure.message).await;
                 } else {
-                    self.event(run, &Event::Refused { host, why: failure.to_string() }).await;
+                    let event = Event::Refused { host: host.clone(), why: failure.to_string() };
+                    self.owe(run, host, event).await;
                 }
+            }
+            Request::EvidenceRefused { host, run, failure } => {
+                let event = Event::EvidenceRefused { host: host.clone(), why: failure.message };
+                self.owe(run, host, event).await;
             }
             Request::Create { new, reply } => {
                 let result = self.create(new).await;
@@ -177,14 +207,74 @@ impl Driver {
         }
     }
 
+    /// Stores what a host said, now or later.
+    async fn owe(&mut self, run: RunId, host: HostId, event: Event) {
+        let stored = self.event(run, &event).await;
+        if stored.is_err() && !self.owed.iter().any(|(r, h, _)| *r == run && *h == host) {
+            self.owed.push((run, host, event));
+        }
+    }
+
+    async fn complain(&mut self, run: RunId, host: HostId, what: String) {
+        let (noted, repeated) =
+            self.complaints.get(&(run, host.clone())).map_or((0, false), |c| (c.noted, c.last == what));
+        if repeated || noted > COMPLAINTS {
+            return;
+        }
+        let text =
+            if noted == COMPLAINTS { "more complaints of it are in the log only".to_owned() } else { what.clone() };
+        let stored = self.event(run, &Event::Complaint { host: host.clone(), what: text }).await;
+        if matches!(stored, Ok(true)) {
+            self.complaints.insert((run, host), Complaints { last: what, noted: noted + 1 });
+        }
+    }
+
+    async fn answer(&mut self, run: RunId, answer: Result<Event, StoreError>) {
+        if let Some(active) = self.runs.iter_mut().find(|r| r.row.state.id == run) {
+            active.asking = false;
+        }
+        match answer {
+            Ok(event) => {
+                self.read(run);
+                // One that was not stored is asked for again.
+                let _ = self.event(run, &event).await;
+            }
+            Err(e) => self.unread(run, chain(&e)).await,
+        }
+    }
+
+    /// A run's evidence could be read.
+    fn read(&mut self, run: RunId) {
+        if let Some(active) = self.runs.iter_mut().find(|r| r.row.state.id == run) {
+            active.unread = None;
+        }
+    }
+
+    /// A run's evidence could not be read: tried again after a pause, and given up after a bound.
+    async fn unread(&mut self, run: RunId, why: String) {
+        let now = self.control.clock.boottime();
+        let Some(active) = self.runs.iter_mut().find(|r| r.row.state.id == run) else { return };
+        let since = active.unread.map_or(now, |u| u.since);
+        if active.unread.is_none() {
+            tracing::error!(run = %run, error = why, "evidence was not read; it will be tried again");
+        }
+        active.unread = Some(Unread { since, last: now });
+        if now.ms_since(since) >= UNREADABLE_MS {
+            let _ = self.event(run, &Event::Unreadable { why }).await;
+        }
+    }
+
     /// Looks at everything once.
     async fn reconcile(&mut self) {
+        for (run, host, event) in std::mem::take(&mut self.owed) {
+            self.owe(run, host, event).await;
+        }
         self.fold_evidence().await;
         self.count_leases().await;
         self.start_runs().await;
         let ids: Vec<RunId> = self.runs.iter().map(|r| r.row.state.id).collect();
         for id in ids {
-            self.event(id, &Event::Tick).await;
+            let _ = self.event(id, &Event::Tick).await;
         }
         self.ask_analysis();
         self.runs.retain(|r| unsettled(&r.row.state));
@@ -194,14 +284,14 @@ impl Driver {
         self.send_orders();
     }
 
-    /// Steps a run and stores the result. True if it changed.
-    async fn event(&mut self, run: RunId, event: &Event) -> bool {
+    /// Steps a run and stores the result. True if it changed. What could not be stored did not happen.
+    async fn event(&mut self, run: RunId, event: &Event) -> Result<bool, StoreError> {
         self.events(run, std::slice::from_ref(event)).await
     }
 
-    async fn events(&mut self, run: RunId, events: &[Event]) -> bool {
+    async fn events(&mut self, run: RunId, events: &[Event]) -> Result<bool, StoreError> {
         let now = self.control.now();
-        let Some(active) = self.runs.iter_mut().find(|r| r.row.state.id == run) else { return false };
+        let Some(active) = self.runs.iter_mut().find(|r| r.row.state.id == run) else { return Ok(false) };
         let mut state = active.row.state.clone();
         let mut notes = Vec::new();
         for event in events {
@@ -216,33 +306,35 @@ impl Driver {
             }
         }
         if state == active.row.state && notes.is_empty() {
-            return false;
+            return Ok(false);
         }
-        for n in &notes {
-            tracing::info!(run = %run, host = n.host.as_ref().map(tracing::field::display), kind = n.kind, "{}", n.text);
-        }
-        let (saved, expected, written) = (state.clone(), active.row.generation, notes);
+        let (saved, expected, written) = (state.clone(), active.row.generation, notes.clone());
         let stored = self.control.store.call(move |s| s.save_run(&saved, expected, &written, now)).await;
         match stored {
             Ok(()) => {
+                for n in &notes {
+                    let host = n.host.as_ref().map(tracing::field::display);
+                    tracing::info!(run = %run, host, kind = n.kind, "{}", n.text);
+                }
                 active.row.state = state;
                 active.row.generation += 1;
                 self.control.changed();
-                true
+                Ok(true)
             }
             Err(e) => {
                 // Nothing in memory changed either: the next look tries again from what is stored.
                 tracing::error!(run = %run, error = chain(&e), "a run's state was not stored");
-                false
+                Err(e)
             }
         }
     }
 
     async fn fold_evidence(&mut self) {
         let mut work = Vec::new();
+        let now = self.control.clock.boottime();
         {
             let acked = self.control.acked_map();
-            for active in &self.runs {
+            for active in self.runs.iter().filter(|r| r.may_read(now)) {
                 for h in &active.row.state.hosts {
                     let committed = acked.get(&(active.row.state.id, h.host.clone())).copied().unwrap_or(0);
                     if committed > h.applied_seq {
@@ -257,10 +349,11 @@ impl Driver {
                 let rows = match self.control.store.call(move |s| s.evidence(run, &of, after, PAGE)).await {
                     Ok(rows) => rows,
                     Err(e) => {
-                        tracing::error!(run = %run, host = %host, error = chain(&e), "evidence was not read");
+                        self.unread(run, format!("after record {after} of host {host}: {}", chain(&e))).await;
                         break;
                     }
                 };
+                self.read(run);
                 let Some(last) = rows.last().map(|r| r.record.seq) else { break };
                 let events: Vec<Event> = rows
                     .iter()
@@ -271,7 +364,7 @@ impl Driver {
                         late: r.late,
                     })
                     .collect();
-                if !self.events(run, &events).await {
+                if !matches!(self.events(run, &events).await, Ok(true)) {
                     break;
                 }
                 after = last;
@@ -299,7 +392,8 @@ impl Driver {
             if !started {
                 continue;
             }
-            if !self.event(run, &Event::HostLost { host: host.clone() }).await || fenced {
+            let stored = self.event(run, &Event::HostLost { host: host.clone() }).await;
+            if !matches!(stored, Ok(true)) || fenced {
                 continue;
             }
             tracing::warn!(host = %host, run = %run, "host lost: its life lease ended");
@@ -313,22 +407,60 @@ impl Driver {
         }
     }
 
+    /// Starts each run whose machines are free, with its hosts as they are now: they may have been fenced or have moved
+    /// while it waited.
     async fn start_runs(&mut self) {
-        let states: Vec<RunState> = self.runs.iter().map(|r| r.row.state.clone()).collect();
-        for (i, state) in states.iter().enumerate() {
-            let waiting = state.started.is_none() && state.ending.is_none() && state.live();
-            let earlier: Vec<&RunState> = states[..i].iter().collect();
-            if waiting && placement::machines_free(state, &earlier) {
-                self.event(state.id, &Event::Started).await;
+        let waits = |s: &RunState| s.started.is_none() && s.ending.is_none() && s.live();
+        if !self.runs.iter().any(|r| waits(&r.row.state)) {
+            return;
+        }
+        let rows = match self.control.store.call(|s| s.hosts()).await {
+            Ok(rows) => rows,
+            Err(e) => {
+                tracing::error!(error = chain(&e), "no run was started: the hosts were not read");
+                return;
+            }
+        };
+        for i in 0..self.runs.len() {
+            let mut state = self.runs[i].row.state.clone();
+            if !waits(&state) {
+                continue;
+            }
+            let mut hosts = Vec::new();
+            for h in &mut state.hosts {
+                if let Some(row) = rows.iter().find(|r| r.host == h.host)
+                    && let Some(facts) = &row.facts
+                {
+                    h.machine = facts.identity.clone();
+                    hosts.push((h.host.clone(), h.machine.clone(), row.generation));
+                }
+            }
+            let earlier: Vec<&RunState> = self.runs[..i].iter().map(|r| &r.row.state).collect();
+            if !placement::machines_free(&state, &earlier) {
+                continue;
+            }
+            let absent = state.hosts.iter().map(|h| &h.host).find(|h| !self.control.connected(h)).cloned();
+            match absent {
+                None if hosts.len() == state.hosts.len() => {
+                    let _ = self.event(state.id, &Event::Started { hosts }).await;
+                }
+                None => {}
+                Some(host) => match self.control.health(&host) {
+                    // The life lease bounds the wait.
+                    Some((Health::Lost { .. }, ..)) => {
+                        let _ = self.event(state.id, &Event::HostLost { host }).await;
+                    }
+                    _ => self.complain(state.id, host, "the run waits for it to connect".to_owned()).await,
+                },
             }
         }
     }
 
     fn ask_analysis(&mut self) {
-        let now = self.control.now();
+        let (now, boottime) = (self.control.now(), self.control.clock.boottime());
         for active in &mut self.runs {
             let Some(pending) = active.row.state.pending(now) else { continue };
-            if active.asking {
+            if active.asking || !active.may_read(boottime) {
                 continue;
             }
             active.asking = true;
@@ -337,9 +469,9 @@ impl Driver {
             let answer = self.answer.clone();
             tokio::spawn(async move {
                 let run = state.id;
-                let event = answered(&control, registration, state, pending).await;
+                let answered = answered(&control, registration, state, pending).await;
                 // Fails only when the driver is gone; the next one asks again.
-                let _ = answer.send((run, event)).await;
+                let _ = answer.send((run, answered)).await;
             });
         }
     }
@@ -440,7 +572,7 @@ impl Driver {
             .await;
         tracing::info!(run = %t.next.id, experiment = %experiment, "run made");
         let row = RunRow { state: t.next.clone(), generation: 1, experiment };
-        self.runs.push(Active { row, registration: Arc::new(registration), asking: false });
+        self.runs.push(Active::new(row, registration));
         self.control.changed();
         Ok(t.next)
     }
@@ -454,10 +586,15 @@ impl Driver {
             let message = format!("run {run} is closed already: {verdict}");
             return Err(Failure::refused("closed", message, "a closed run stays what it is"));
         }
-        self.event(run, &Event::Cancel { by: by.clone() }).await;
+        self.event(run, &Event::Cancel { by: by.clone() }).await.map_err(|e| failure(&e))?;
+        // Done is what is stored: a restarted coordinator must know of it.
+        let state = self.runs.iter().map(|r| &r.row.state).find(|s| s.id == run && s.ending.is_some()).cloned();
+        let state = state.ok_or_else(|| {
+            let message = format!("the cancellation of {run} was not taken");
+            Failure::new(FailureClass::Transient, "not-cancelled", message, "try again")
+        })?;
         self.control.audit(&by, "cancel", run.to_string()).await;
-        let state = self.runs.iter().find(|r| r.row.state.id == run).map(|r| r.row.state.clone());
-        Ok(state.unwrap_or(stored.state))
+        Ok(state)
     }
 
     async fn release(&mut self, host: HostId, by: String) -> Result<(), Failure> {
@@ -517,7 +654,9 @@ fn run_meta(state: &RunState, late: BTreeMap<HostId, std::collections::BTreeSet<
         Some(Ending::Done) => Meta::Complete,
         Some(Ending::Cancelled { .. }) => Meta::Cancelled,
         Some(Ending::Lost { .. }) => Meta::Lost,
-        Some(Ending::Deadline | Ending::Interrupted { .. } | Ending::Refused { .. }) => Meta::Incomplete,
+        Some(Ending::Deadline | Ending::Interrupted { .. } | Ending::Refused { .. } | Ending::Unreadable { .. }) => {
+            Meta::Incomplete
+        }
     };
     let reason = match &state.ending {
         None | Some(Ending::Done) => String::new(),
@@ -527,22 +666,20 @@ fn run_meta(state: &RunState, late: BTreeMap<HostId, std::collections::BTreeSet<
 }
 
 /// Reads a run's evidence and asks the analysis, off the driver's task.
-async fn answered(control: &Control, registration: Arc<Registration>, state: RunState, pending: Pending) -> Event {
-    let inputs = inputs(&control.store, &state).await;
-    let (meta, records) = match inputs {
-        Ok(inputs) => inputs,
-        Err(e) => {
-            tracing::error!(run = %state.id, error = chain(&e), "evidence was not read; it will be tried again");
-            return Event::Tick;
-        }
-    };
+async fn answered(
+    control: &Control,
+    registration: Arc<Registration>,
+    state: RunState,
+    pending: Pending,
+) -> Result<Event, StoreError> {
+    let (meta, records) = inputs(&control.store, &state).await?;
     let computed = tokio::task::spawn_blocking(move || match pending {
         Pending::FindVoids => Event::Voids(voids(&registration, meta, &records)),
         Pending::Analyse => {
             Event::Analysed { verdict: analysis::analyse(&registration, &[meta], &records).summary.verdict }
         }
     });
-    match computed.await {
+    Ok(match computed.await {
         Ok(event) => event,
         Err(e) => {
             // A panic of the analysis must not keep a run open for ever: the evidence stays, and the verdict says that
@@ -553,7 +690,7 @@ async fn answered(control: &Control, registration: Arc<Registration>, state: Run
                 Pending::Analyse => Event::Analysed { verdict: Verdict::Invalid },
             }
         }
-    }
+    })
 }
 
 async fn inputs(store: &StoreHandle, state: &RunState) -> Result<(RunMeta, Vec<Record>), StoreError> {

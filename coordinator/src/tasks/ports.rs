@@ -14,7 +14,7 @@ use drums_common::{
 
 use super::{Control, requests::Request};
 use crate::{
-    net::ports::{Accepted, Peer, Ports, Redemption, TokenRefusal, TokenStore},
+    net::ports::{Accepted, Order, Peer, Ports, Redemption, TokenRefusal, TokenStore},
     store::{CertificateRow, HelloRow, StoreError},
 };
 
@@ -23,15 +23,10 @@ fn store_failure(e: &StoreError) -> Failure {
 }
 
 impl Ports for Control {
-    async fn machine_of(&self, host: &HostId) -> Option<MachineIdentity> {
+    async fn machine_of(&self, host: &HostId) -> Result<Option<MachineIdentity>, Failure> {
         let host = host.clone();
-        match self.store.call(move |s| s.host(&host)).await {
-            Ok(row) => row.filter(|r| r.released.is_none())?.facts.map(|f| f.identity),
-            Err(e) => {
-                tracing::error!(error = chain(&e), "the host's machine is not known");
-                None
-            }
-        }
+        let row = self.store.call(move |s| s.host(&host)).await.map_err(|e| store_failure(&e))?;
+        Ok(row.filter(|r| r.released.is_none()).and_then(|r| r.facts).map(|f| f.identity))
     }
 
     async fn on_connect(&self, peer: &Peer, hello: AgentHello) -> Result<Accepted, Failure> {
@@ -87,8 +82,8 @@ impl Ports for Control {
     }
 
     async fn facts(&self, peer: &Peer, facts: HostFacts) {
-        let host = peer.host.clone();
-        if let Err(e) = self.store.call(move |s| s.set_facts(&host, &facts)).await {
+        let (host, installation) = (peer.host.clone(), peer.installation);
+        if let Err(e) = self.store.call(move |s| s.set_facts(&host, installation, &facts)).await {
             tracing::error!(host = %peer.host, error = chain(&e), "fresh facts were not stored");
         }
         self.changed();
@@ -117,16 +112,11 @@ impl Ports for Control {
                 }
                 s.commit_evidence(run, &host, current, &batch.records, now)
             })
-            .await
-            .map_err(|e| match e {
-                StoreError::Missing { .. } => Failure::new(
-                    FailureClass::Permanent,
-                    "no-such-run",
-                    format!("there is no run {run} with host {} here", peer.host),
-                    "was the home restored from an older backup?",
-                ),
-                e => store_failure(&e),
-            })?;
+            .await;
+        let through = match through {
+            Ok(through) => through,
+            Err(e) => return Err(self.evidence_refused(peer, run, &e).await),
+        };
         self.acked_map().insert((run, peer.host.clone()), through);
         self.wake.notify_one();
         Ok(EvidenceAck { run, through_seq: through })
@@ -157,6 +147,26 @@ impl Ports for Control {
     }
 }
 
+impl Control {
+    /// What can never be committed is said to people once, and ends the run: its agent can send nothing after it.
+    async fn evidence_refused(&self, peer: &Peer, run: RunId, e: &StoreError) -> Failure {
+        let (code, help) = match e {
+            StoreError::Missing { .. } => ("no-such-run", "was the home restored from an older backup?"),
+            StoreError::Differs { .. } => {
+                ("evidence-differs", "was the agent's state folder put back from a copy? what was stored first stands")
+            }
+            StoreError::Unstorable { .. } => ("evidence-unstorable", "what measures non-finite numbers on that host?"),
+            e => return store_failure(e),
+        };
+        let failure = Failure::new(FailureClass::Permanent, code, format!("evidence of {run}: {}", chain(e)), help);
+        self.report(Some(&peer.host), &failure);
+        if code != "no-such-run" {
+            self.send(Request::EvidenceRefused { host: peer.host.clone(), run, failure: failure.clone() }).await;
+        }
+        failure
+    }
+}
+
 impl TokenStore for Control {
     async fn redeem(&self, redemption: Redemption) -> Result<(), TokenRefusal> {
         match self.store.call(move |s| s.redeem(&redemption)).await {
@@ -174,7 +184,12 @@ impl TokenStore for Control {
             revoked: None,
         };
         let now = self.now();
-        self.store.call(move |s| s.add_certificate(&row, now)).await.map_err(|e| TokenRefusal::Store(chain(&e)))?;
+        let moved =
+            self.store.call(move |s| s.add_certificate(&row, now)).await.map_err(|e| TokenRefusal::Store(chain(&e)))?;
+        if moved && let Some(link) = self.links().remove(&peer.host) {
+            let reason = format!("host {} was enrolled on another machine or anew", peer.host);
+            link.send_replace(Order::Retire { reason });
+        }
         let detail = format!("installation {}, certificate {}", peer.installation, peer.certificate.short());
         self.audit(&format!("host {}", peer.host), "enrolled", detail).await;
         Ok(())

@@ -30,6 +30,7 @@ pub struct NewRun {
 pub(super) enum Request {
     Connected { host: HostId, generation: Generation, reply: oneshot::Sender<watch::Receiver<Order>> },
     HostRefused { host: HostId, run: RunId, failure: Failure },
+    EvidenceRefused { host: HostId, run: RunId, failure: Failure },
     Create { new: NewRun, reply: oneshot::Sender<Result<RunState, Failure>> },
     Cancel { run: RunId, by: String, reply: oneshot::Sender<Result<RunState, Failure>> },
     Release { host: HostId, by: String, reply: oneshot::Sender<Result<(), Failure>> },

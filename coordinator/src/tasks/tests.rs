@@ -14,7 +14,7 @@ use drums_common::{
     digest::Sha256,
     evidence::{BlockEnded, BlockResult, BlockStarted, Body, Closed, Environment, Preflight, Record, Teardown},
     experiment::Registration,
-    failure::Failure,
+    failure::{Failure, FailureClass},
     ids::{Generation, HostId, InstallationId, RunId},
     lease::LeaseTimes,
     machine::{Accelerator, HostFacts, MachineIdentity},
@@ -27,7 +27,7 @@ use tokio::{sync::watch, task::JoinHandle, time::timeout};
 use super::*;
 use crate::{
     core::run::Ending,
-    net::ports::{Peer, Ports as _},
+    net::ports::{Peer, Ports as _, TokenStore as _},
     store::{CertificateRow, Ownership, SqliteStore},
 };
 
@@ -396,5 +396,188 @@ async fn runs_are_refused_in_words_and_nothing_is_recorded() {
     life.control.release("h1".parse().unwrap(), "test".into()).await.unwrap();
     let refused = life.control.on_connect(&agents[0].peer, agents[0].hello()).await.unwrap_err();
     assert_eq!(refused.code, "released");
+    life.end().await;
+}
+
+/// A statement on the store from outside, as a fault would change it.
+fn sabotage(home: &Path, statement: &str) {
+    let c = rusqlite::Connection::open(home.join("store")).unwrap();
+    c.busy_timeout(PATIENCE).unwrap();
+    c.execute_batch(statement).unwrap();
+}
+const REFUSE: &str = "CREATE TRIGGER full BEFORE UPDATE ON run BEGIN SELECT RAISE(ABORT, 'the disk is full'); END";
+const HEAL: &str = "DROP TRIGGER full";
+
+/// Until the driver has looked at everything after what was done before this call.
+async fn looked(life: &Life) {
+    for _ in 0..2 {
+        // A request is answered, then everything is looked at, then the next is taken.
+        life.control.cancel_run(RunId([9; 6]), "test".into()).await.unwrap_err();
+    }
+}
+
+/// A life with two hosts, h1 and h2, that are connected and do nothing; the orders keep them connected.
+async fn idle_hosts(home: &Path, clock: &Arc<TestClock>) -> (Life, Vec<Agent>, Vec<crate::net::ports::Accepted>) {
+    let life = Life::start(home, clock.clone()).await;
+    let agents = vec![Agent::new("h1"), Agent::new("h2")];
+    prepare(&life, &agents).await;
+    let mut accepted = Vec::new();
+    for a in &agents {
+        accepted.push(life.control.on_connect(&a.peer, a.hello()).await.unwrap());
+    }
+    (life, agents, accepted)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancel_that_was_not_stored_is_not_answered_as_done() {
+    let home = tempfile::tempdir().unwrap();
+    let (life, _, _accepted) = idle_hosts(home.path(), &Arc::default()).await;
+    let run = life.run().await;
+    looked(&life).await;
+    sabotage(home.path(), REFUSE);
+    let failure = life.control.cancel_run(run, "test".into()).await.unwrap_err();
+    assert_eq!(failure.class, FailureClass::Transient);
+    assert!(failure.message.contains("the disk is full"), "{failure}");
+    assert_eq!(life.state(run).await.ending, None);
+    sabotage(home.path(), HEAL);
+    let state = life.control.cancel_run(run, "test".into()).await.unwrap();
+    assert_eq!(state.ending, Some(Ending::Cancelled { by: "test".into() }));
+    assert_eq!(life.state(run).await.ending, state.ending);
+    life.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hosts_refusal_that_was_not_stored_is_stored_later() {
+    let home = tempfile::tempdir().unwrap();
+    let (life, agents, _accepted) = idle_hosts(home.path(), &Arc::default()).await;
+    let run = life.run().await;
+    looked(&life).await;
+    sabotage(home.path(), REFUSE);
+    life.control.demand_refused(&agents[0].peer, run, Failure::refused("unfit", "no such tool", "")).await;
+    looked(&life).await;
+    assert_eq!(life.state(run).await.ending, None);
+    sabotage(home.path(), HEAL);
+    looked(&life).await;
+    let ending = life.state(run).await.ending;
+    assert!(matches!(&ending, Some(Ending::Refused { why, .. }) if why.contains("no such tool")), "{ending:?}");
+    life.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_cannot_be_read_back_closes_its_run_as_invalid_within_a_bound() {
+    let home = tempfile::tempdir().unwrap();
+    let clock = Arc::new(TestClock::default());
+    let (life, _, accepted) = idle_hosts(home.path(), &clock).await;
+    let run = life.run().await;
+    looked(&life).await;
+    drop(accepted);
+    life.end().await;
+    let damaged = format!("INSERT INTO evidence VALUES ('{run}', 'h1', 1, 1, 0, '{{\"value\":null}}')");
+    sabotage(home.path(), &damaged);
+
+    let life = Life::start(home.path(), clock.clone()).await;
+    looked(&life).await;
+    // A passing fault is waited for.
+    clock.pass(60_000);
+    looked(&life).await;
+    assert_eq!(life.state(run).await.ending, None);
+    clock.pass(61_000);
+    looked(&life).await;
+    let ending = life.state(run).await.ending;
+    assert!(matches!(&ending, Some(Ending::Unreadable { why }) if why.contains("record 0 of host h1")), "{ending:?}");
+    clock.pass(crate::core::run::UNWIND_MS);
+    looked(&life).await;
+    assert_eq!(life.state(run).await.verdict(), Some(Verdict::Invalid));
+    life.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn evidence_that_contradicts_what_is_stored_is_refused_for_good_and_ends_the_run() {
+    let home = tempfile::tempdir().unwrap();
+    let (life, mut agents, accepted) = idle_hosts(home.path(), &Arc::default()).await;
+    let run = life.run().await;
+    looked(&life).await;
+    let sha = registration().sha256;
+    let log = |text: &str| {
+        Body::Log(drums_common::evidence::Log { level: "info".into(), target: "t".into(), text: text.into() })
+    };
+    let agent = &mut agents[0];
+    agent.write(sha, run, accepted[0].welcome.generation, log("one"));
+    let batch = |a: &Agent| EvidenceBatch { run, records: a.records.clone() };
+    assert_eq!(life.control.commit_evidence(&agent.peer, batch(agent)).await.unwrap().through_seq, 1);
+    assert_eq!(life.control.commit_evidence(&agent.peer, batch(agent)).await.unwrap().through_seq, 1, "a repeat");
+    agent.records[0].body = log("another");
+    let failure = life.control.commit_evidence(&agent.peer, batch(agent)).await.unwrap_err();
+    assert_eq!((failure.class, failure.code.as_str()), (FailureClass::Permanent, "evidence-differs"));
+    looked(&life).await;
+    let ending = life.state(run).await.ending;
+    assert!(
+        matches!(&ending, Some(Ending::Interrupted { why, .. }) if why.contains("record 1 of host h1")),
+        "{ending:?}"
+    );
+    let audits = life.store.call(|s| s.audits(100)).await.unwrap();
+    assert!(audits.iter().any(|a| a.detail.contains("record 1 of host h1")), "{audits:?}");
+    let kept = life.store.call(move |s| s.evidence(run, &"h1".parse().unwrap(), 0, 10)).await.unwrap();
+    assert_eq!(kept[0].record.body, log("one"));
+    life.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queued_run_starts_with_a_host_that_was_fenced_and_came_back_meanwhile() {
+    let home = tempfile::tempdir().unwrap();
+    let (life, agents, mut accepted) = idle_hosts(home.path(), &Arc::default()).await;
+    let (first, second) = (life.run().await, life.run().await);
+    looked(&life).await;
+    assert!(life.state(first).await.started.is_some());
+    assert!(life.state(second).await.started.is_none(), "one run at a time on a machine");
+    // h1 is fenced, is gone while the first run ends, and comes back under its new generation.
+    let fenced = life.store.call(|s| s.next_generation(&"h1".parse().unwrap())).await.unwrap();
+    accepted.remove(0);
+    life.control.cancel_run(first, "test".into()).await.unwrap();
+    for (a, generation) in agents.iter().zip([1, 1]) {
+        let mut a = Agent::new(a.peer.host.as_str());
+        let closed = Body::Closed(Closed { teardown: Teardown::Clean, reason: String::new() });
+        a.write(registration().sha256, first, Generation(generation), closed);
+        let batch = EvidenceBatch { run: first, records: a.records };
+        life.control.commit_evidence(&a.peer, batch).await.unwrap();
+    }
+    assert_eq!(life.closed(first).await, Verdict::Cancelled);
+    looked(&life).await;
+    assert!(life.state(second).await.started.is_none(), "a host of it is not connected");
+    let events = life.store.call(move |s| s.events(second, 0, 100)).await.unwrap();
+    assert_eq!(events.iter().filter(|e| e.note.text.contains("waits for it to connect")).count(), 1, "{events:?}");
+
+    let back = life.control.on_connect(&agents[0].peer, agents[0].hello()).await.unwrap();
+    assert_eq!(back.welcome.generation, fenced);
+    looked(&life).await;
+    let state = life.state(second).await;
+    assert_eq!((state.phase.clone(), state.ending.clone()), (crate::core::run::Phase::Preflight, None));
+    assert_eq!(state.hosts[0].generation, fenced);
+    let Order::Desired(desired) = back.orders.borrow().clone() else { panic!("desired") };
+    assert_eq!((desired.runs[0].run, desired.runs[0].phase), (second, RunPhase::Prepare));
+    life.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_moves_to_another_machine_by_a_new_enrolment() {
+    let home = tempfile::tempdir().unwrap();
+    let (life, agents, mut accepted) = idle_hosts(home.path(), &Arc::default()).await;
+    let h1 = agents[0].peer.host.clone();
+    assert_eq!(life.control.machine_of(&h1).await.unwrap(), Some(facts().identity));
+    let moved =
+        Peer { installation: InstallationId([2; 4]), certificate: Sha256::of(b"new"), ..agents[0].peer.clone() };
+    life.control.enrolled(moved.clone(), Micros(i64::MAX)).await.unwrap();
+    assert_eq!(life.control.machine_of(&h1).await.unwrap(), None);
+    // The agent that held the name is sent away, and does not come back.
+    accepted[0].orders.changed().await.unwrap();
+    assert!(matches!(&*accepted[0].orders.borrow(), Order::Retire { .. }));
+    let old = life.control.on_connect(&agents[0].peer, agents[0].hello()).await.unwrap_err();
+    assert_eq!(old.code, "revoked");
+    let hello = AgentHello { installation: moved.installation, ..agents[0].hello() };
+    assert_eq!(life.control.on_connect(&moved, hello).await.unwrap().welcome.generation, Generation(2));
+
+    // Nobody is let in while it is not known which machine a host is.
+    sabotage(home.path(), "ALTER TABLE host RENAME TO away");
+    assert_eq!(life.control.machine_of(&h1).await.unwrap_err().class, FailureClass::Transient);
     life.end().await;
 }

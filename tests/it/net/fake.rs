@@ -174,8 +174,8 @@ impl Store {
 }
 
 impl Ports for Store {
-    async fn machine_of(&self, host: &HostId) -> Option<MachineIdentity> {
-        self.with(|s| s.machines.get(host).cloned())
+    async fn machine_of(&self, host: &HostId) -> Result<Option<MachineIdentity>, Failure> {
+        Ok(self.with(|s| s.machines.get(host).cloned()))
     }
 
     async fn on_connect(&self, peer: &Peer, hello: AgentHello) -> Result<Accepted, Failure> {
