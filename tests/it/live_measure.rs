@@ -31,9 +31,7 @@ use drums_common::{
     experiment::{Metric, Registration},
     ids::{Generation, HostId, RunId},
     machine::Accelerator,
-    spec,
-    telemetry::chain,
-    williams,
+    spec, williams,
     wire::latest::{Desired, Grant, RunDesired, RunPhase, Welcome},
 };
 use drums_infra::{
@@ -168,7 +166,7 @@ fn measure(agent: &Path, image: PathBuf, state: &Path, tools: drums_agent::arms:
 
 fn until_idle(runner: &mut Runner<Engine>, link: &Link) -> Result<()> {
     loop {
-        match runner.step(&link.view()).map_err(|(_, e)| anyhow::anyhow!(chain(&e)))? {
+        match runner.step(&link.view()) {
             Step::Did => {}
             Step::Idle(Idle::Nothing) => return Ok(()),
             other => bail!("{other:?} in the middle of a run"),

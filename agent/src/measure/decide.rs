@@ -4,7 +4,8 @@
 //! stop ──▶ Stop          run not listed, Unwind, Cancel, deadline or life lease over ──▶ Close
 //! no preflight ──▶ Prepare          granted and never begun, dispatch lease holds ──▶ Block          else ──▶ Idle
 //! ```
-//! Closing comes before preparing and preparing before measuring: an end must not wait behind a beginning.
+//! Closing comes before preparing and preparing before measuring: an end must not wait behind a beginning. A run that is
+//! held up is passed over, so that it keeps neither the others nor a stop waiting.
 
 use std::collections::BTreeMap;
 
@@ -29,6 +30,17 @@ pub struct Situation<'a> {
     pub now: MonoMicros,
     /// Runs with a spool here, closed ones included.
     pub runs: &'a BTreeMap<RunId, Progress>,
+    /// Runs for which something was tried that cannot be done for now.
+    pub held_up: &'a BTreeMap<RunId, HeldUp>,
+}
+
+/// What is not tried for a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum HeldUp {
+    /// Nothing is begun for it; it may be closed.
+    Beginnings,
+    /// Its end cannot be written either.
+    Everything,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,39 +66,46 @@ pub enum Idle {
 
 pub fn next_action(s: &Situation<'_>) -> Action {
     let open = || s.runs.iter().filter(|(_, p)| !p.closed).map(|(r, _)| *r);
+    let held_up = |run: &RunId| s.held_up.get(run);
+    let closable = || open().filter(|r| held_up(r) != Some(&HeldUp::Everything));
+    let or_stop = |reason: &str| match closable().next() {
+        Some(run) => Action::Close(run, reason.to_owned()),
+        None => Action::Stop(open().collect()),
+    };
     match s.stop {
         // The coordinator may see us again: open runs go on then.
         Some(Stop::Signal(_)) => return Action::Stop(open().collect()),
         Some(Stop::Retired { reason }) => {
-            return close_or_stop(open().next(), &format!("the host was retired: {reason}"));
+            return or_stop(&format!("the host was retired: {reason}"));
         }
         Some(Stop::Refused(f)) => {
-            return close_or_stop(open().next(), &format!("the coordinator refused this agent: {f}"));
+            return or_stop(&format!("the coordinator refused this agent: {f}"));
         }
         None => {}
     }
     if s.life_expired
-        && let Some(run) = open().next()
+        && let Some(run) = closable().next()
     {
         return Action::Close(run, "the life lease ended without word from the coordinator".to_owned());
     }
     let Some(desired) = s.desired else { return Action::Idle(Idle::NoOrders) };
     let listed = |run: &RunId| desired.runs.iter().find(|d| &d.run == run);
-    if let Some(run) = open().find(|r| listed(r).is_none()) {
+    if let Some(run) = closable().find(|r| listed(r).is_none()) {
         return Action::Close(run, "the coordinator no longer lists this run".to_owned());
     }
     let live = || {
-        let closed = |r: &RunId| s.runs.get(r).is_some_and(|p| p.closed);
-        desired.runs.iter().filter(move |d| !closed(&d.run))
+        let over = |r: &RunId| s.runs.get(r).is_some_and(|p| p.closed) || held_up(r) == Some(&HeldUp::Everything);
+        desired.runs.iter().filter(move |d| !over(&d.run))
     };
     if let Some((run, reason)) = live().find_map(|d| Some((d.run, end_of(d, s)?))) {
         return Action::Close(run, reason);
     }
+    let ready = || live().filter(|d| held_up(&d.run).is_none());
     let prepared = |d: &RunDesired| s.runs.get(&d.run).is_some_and(|p| p.preflight);
-    if let Some(d) = live().find(|d| !prepared(d)) {
+    if let Some(d) = ready().find(|d| !prepared(d)) {
         return if s.may_take_new_block { Action::Prepare(d.run) } else { Action::Idle(Idle::NoDispatch) };
     }
-    let next = live().filter(|d| d.phase == RunPhase::Measure).find_map(|d| {
+    let next = ready().filter(|d| d.phase == RunPhase::Measure).find_map(|d| {
         let begun = &s.runs.get(&d.run)?.started;
         Some((d.run, d.granted.iter().find(|g| !begun.contains(&block_key(g.kind, g.block)))?))
     });
@@ -95,10 +114,6 @@ pub fn next_action(s: &Situation<'_>) -> Action {
         Some(_) => Action::Idle(Idle::NoDispatch),
         None => Action::Idle(Idle::Nothing),
     }
-}
-
-fn close_or_stop(open: Option<RunId>, reason: &str) -> Action {
-    open.map_or_else(|| Action::Stop(Vec::new()), |run| Action::Close(run, reason.to_owned()))
 }
 
 /// Why this run is to be closed, if it is; empty for an orderly end.
@@ -189,10 +204,12 @@ mod tests {
         life_expired: bool,
         now_ms: u64,
         known: bool,
+        held_up: BTreeMap<RunId, HeldUp>,
     }
 
     fn case(runs: Vec<RunDesired>, spool: Vec<(RunId, Progress)>) -> Case {
-        Case { runs, spool, stop: None, dispatch: true, life_expired: false, now_ms: 0, known: true }
+        let held_up = BTreeMap::new();
+        Case { runs, spool, stop: None, dispatch: true, life_expired: false, now_ms: 0, known: true, held_up }
     }
 
     impl Case {
@@ -206,6 +223,7 @@ mod tests {
                 life_expired: self.life_expired,
                 now: MonoMicros(self.now_ms * 1_000),
                 runs: &self.spool.iter().cloned().collect(),
+                held_up: &self.held_up,
             })
         }
         fn decide(&self) -> Action {
@@ -308,6 +326,33 @@ mod tests {
         assert!(reason(&c.decide()).contains("host release"));
         c.spool[0].1.closed = true;
         assert_eq!(c.decide(), Action::Stop(vec![]));
+    }
+
+    #[test]
+    fn a_run_that_is_held_up_keeps_nobody_waiting() {
+        let spool = vec![(RUN, progress(true, false, &[])), (OTHER, progress(true, false, &[]))];
+        let both = || vec![run(RUN, RunPhase::Measure, &[0]), run(OTHER, RunPhase::Measure, &[3])];
+        let mut c = case(both(), spool);
+        c.held_up.insert(RUN, HeldUp::Beginnings);
+        assert_eq!(c.decide(), Action::Block(OTHER, grant(3)));
+        c.held_up.insert(OTHER, HeldUp::Beginnings);
+        assert_eq!(c.decide(), Action::Idle(Idle::Nothing));
+        // Ends are still due.
+        c.runs[0].phase = RunPhase::Cancel;
+        assert_eq!(reason(&c.decide()), "cancelled");
+        c.held_up.insert(RUN, HeldUp::Everything);
+        assert_eq!(c.decide(), Action::Idle(Idle::Nothing));
+        c.runs.remove(0);
+        assert_eq!(c.decide(), Action::Idle(Idle::Nothing));
+        c.life_expired = true;
+        assert!(matches!(c.decide(), Action::Close(OTHER, _)));
+        c.stop = Some(Stop::Retired { reason: "host release".into() });
+        assert!(matches!(c.decide(), Action::Close(OTHER, _)));
+        // An end that cannot be written does not keep the agent from ending.
+        c.held_up.insert(OTHER, HeldUp::Everything);
+        assert_eq!(c.decide(), Action::Stop(vec![RUN, OTHER]));
+        c.stop = Some(Stop::Signal("SIGTERM"));
+        assert_eq!(c.decide(), Action::Stop(vec![RUN, OTHER]));
     }
 
     #[test]

@@ -46,6 +46,11 @@ impl Journal {
         &self.progress
     }
 
+    /// Refuses when nothing may be begun for want of disk space.
+    pub fn room(&self) -> Result<(), SpoolError> {
+        self.writer.room()
+    }
+
     /// Buffers a record. Nothing of it is durable before `commit`.
     pub fn record(&mut self, body: Body) -> Result<(), SpoolError> {
         if self.writer.commit_due() {

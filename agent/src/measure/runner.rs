@@ -14,21 +14,21 @@ use std::{
 };
 
 use drums_common::{
-    clock::Clock,
+    clock::{Clock, MonoMicros},
     digest::Sha256,
-    evidence::{Body, Closed, Preflight, Teardown},
+    evidence::{BlockResult, Body, Closed, Preflight, Teardown},
     experiment::{Registration, WorkloadManifest},
     failure::{Failure, FailureClass},
     ids::{HostId, RunId},
     machine::HostFacts,
     telemetry::chain,
-    wire::latest::{Activity, Desired, Grant, RunDesired},
+    wire::latest::{Activity, Desired, Grant, RunDesired, RunPhase},
 };
 
 use super::{
     block::{self, Bench, BlockError, Ran},
     clock,
-    decide::{self, Action, Idle, Situation},
+    decide::{self, Action, HeldUp, Idle, Situation},
     journal::Journal,
     lock::{LockError, MachineLock},
     progress::Progress,
@@ -43,8 +43,8 @@ use crate::{
 
 /// Leases and deadlines end by time, which changes no view: look again this often.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// A failed attempt (a workload that cannot be fetched, a full disk) is tried again after this.
-const TRY_AGAIN: Duration = Duration::from_secs(2);
+/// A failed attempt (a workload that cannot be fetched, a full disk) is tried again after this, or when orders change.
+const TRY_AGAIN_MS: u64 = 2_000;
 /// Where the guest server is in a workload's tree.
 const GUEST: &str = "drums-guest";
 
@@ -84,6 +84,7 @@ pub struct Runner<E> {
     parts: Parts<E>,
     watch: Watch,
     runs: BTreeMap<RunId, Run>,
+    held_up: BTreeMap<RunId, Hold>,
     /// What the engine held before any run: its own scratch file system.
     surroundings_held: BTreeSet<String>,
     available_cpus: Vec<u32>,
@@ -95,6 +96,16 @@ struct Run {
     registration: Option<Registration>,
     workload: Option<Workload>,
     templates: Templates,
+}
+
+/// A run that is passed over.
+struct Hold {
+    what: HeldUp,
+    why: Failure,
+    /// `None` as long as this process lives.
+    until: Option<MonoMicros>,
+    /// The view under which the coordinator was told.
+    told_at: u64,
 }
 
 enum RunState {
@@ -122,6 +133,21 @@ pub enum RunError {
     Watch(#[source] std::io::Error),
     #[error("there is no spool of {run}, although it was opened")]
     NotOpen { run: RunId },
+    #[error(
+        "{run} has {acked} records at the coordinator and {held} on this host: evidence was lost here, and what came next would take the numbers of what was sent"
+    )]
+    Lost { run: RunId, acked: u64, held: u64 },
+}
+
+impl RunError {
+    /// Trying again changes nothing.
+    fn permanent(&self) -> bool {
+        match self {
+            Self::Spool { source, .. } | Self::Block(BlockError::Evidence { source, .. }) => source.permanent(),
+            Self::Lost { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 impl<E: ArmEngine> Runner<E> {
@@ -136,7 +162,8 @@ impl<E: ArmEngine> Runner<E> {
         parts.engine.give_up_when(watch.flag());
         let available_cpus = surroundings::available_cpus();
         let surroundings_held = held(&parts.engine).collect();
-        let mut this = Self { parts, watch, runs: BTreeMap::new(), surroundings_held, available_cpus };
+        let (runs, held_up) = (BTreeMap::new(), BTreeMap::new());
+        let mut this = Self { parts, watch, runs, held_up, surroundings_held, available_cpus };
         for spool in this.parts.spool.runs() {
             match this.resume(&spool, audit) {
                 Ok(run) => {
@@ -154,7 +181,10 @@ impl<E: ArmEngine> Runner<E> {
             return Ok(Run { state, registration: None, workload: None, templates: Templates::default() });
         }
         let mut journal = Journal::open(spool, self.parts.link.clone(), self.parts.clock.clone())?;
-        recover(&mut journal, audit)?;
+        if let Err(e) = recover(&mut journal, audit) {
+            // It stays buffered, and every step tries to write it down.
+            tracing::error!(run = %spool.meta().run, error = chain(&e), "the restart could not be written down yet");
+        }
         Ok(Run::open(journal))
     }
 
@@ -163,105 +193,163 @@ impl<E: ArmEngine> Runner<E> {
         loop {
             let view = self.parts.link.view();
             match self.step(&view) {
-                Ok(Step::Did) => {}
-                Ok(Step::Idle(Idle::NoDispatch)) => {
+                Step::Did | Step::HeldUp => {}
+                Step::Idle(Idle::NoDispatch) => {
                     self.parts.link.wait_for_dispatch(LOOK_AGAIN);
                 }
-                Ok(Step::Idle(_)) => {
+                Step::Idle(_) => {
                     self.parts.link.set_activity(Activity::Idle);
                     self.parts.link.wait(view.version, LOOK_AGAIN);
                 }
-                Ok(Step::Stop) => {
+                Step::Stop => {
                     let stop = view.stop.unwrap_or(Stop::Signal("its own decision"));
                     return (stop, self.parts.engine);
                 }
-                Err((run, e)) => {
-                    let text = chain(&e);
-                    tracing::error!(%run, error = text, "could not do what was asked; trying again");
-                    let help = "the agent tries again; drums-agent doctor says what its host lacks";
-                    self.parts.link.refuse_demand(run, Failure::new(FailureClass::Transient, "agent-run", text, help));
-                    self.parts.link.wait(view.version, TRY_AGAIN);
-                }
             }
         }
     }
 
-    /// One decision and its effect.
-    pub fn step(&mut self, view: &View) -> Result<Step, (RunId, RunError)> {
-        let desired = view.desired.clone();
-        for (id, run) in &mut self.runs {
-            // After a failed write: what is buffered goes to disk first, and a block that it cut short gets its end.
-            if let Some(journal) = run.journal() {
-                end_open_block(journal, "its evidence could not be written when it was due")
-                    .map_err(|source| (*id, RunError::Spool { run: *id, source }))?;
+    /// One decision and its effect. What goes wrong holds up its own run, and nothing else.
+    pub fn step(&mut self, view: &View) -> Step {
+        let now = self.parts.clock.boottime();
+        self.held_up.retain(|_, h| h.until.is_none_or(|until| now < until && h.told_at == view.version));
+        // Before anything is written: a disk that takes nothing must not keep the agent from ending.
+        if let Action::Stop(open) = self.decide(view) {
+            self.leave(&open);
+            return Step::Stop;
+        }
+        self.write_what_is_due(view);
+        if let Some(desired) = &view.desired {
+            self.repeat_refusals(desired, view);
+            for d in &desired.runs {
+                if !self.held_up.contains_key(&d.run)
+                    && let Err(e) = self.take_up(d)
+                {
+                    self.hold_up(d.run, HeldUp::Everything, &e, view);
+                }
             }
         }
-        if let Some(desired) = &desired {
-            self.take_up(desired)?;
-        }
-        let action = {
-            let runs: BTreeMap<RunId, Progress> = self.runs.iter().map(|(r, s)| (*r, s.progress().clone())).collect();
-            decide::next_action(&situation(view, &self.parts.link, &*self.parts.clock, &runs))
-        };
-        let listed = |run: &RunId| desired.as_ref().and_then(|d| d.runs.iter().find(|r| &r.run == run));
-        match action {
-            Action::Idle(why) => return Ok(Step::Idle(why)),
+        let listed = |run: &RunId| view.desired.as_ref().and_then(|d| d.runs.iter().find(|r| &r.run == run));
+        let (run, what, result) = match self.decide(view) {
+            Action::Idle(why) => return Step::Idle(why),
             Action::Stop(open) => {
                 self.leave(&open);
-                return Ok(Step::Stop);
+                return Step::Stop;
             }
-            Action::Close(run, reason) => self.close(run, &reason).map_err(|e| (run, e))?,
+            Action::Close(run, reason) => (run, HeldUp::Everything, self.close(run, &reason)),
             Action::Prepare(run) => {
-                if let Some(d) = listed(&run) {
-                    self.prepare(d).map_err(|e| (run, e))?;
-                }
+                let prepared = listed(&run).map_or(Ok(()), |d| self.prepare(d));
+                (run, HeldUp::Beginnings, prepared)
             }
             Action::Block(run, grant) => {
-                if let Some(d) = listed(&run) {
-                    self.block(d, &grant).map_err(|e| (run, e))?;
-                }
+                let ran = listed(&run).map_or(Ok(()), |d| self.block(d, &grant));
+                (run, HeldUp::Beginnings, ran)
+            }
+        };
+        match result {
+            Ok(()) => Step::Did,
+            Err(e) => {
+                self.hold_up(run, what, &e, view);
+                Step::HeldUp
             }
         }
-        Ok(Step::Did)
     }
 
-    /// Makes a spool for every listed run that has none, and reads its registration.
-    fn take_up(&mut self, desired: &Desired) -> Result<(), (RunId, RunError)> {
-        for d in &desired.runs {
-            let spool_error = |source| (d.run, RunError::Spool { run: d.run, source });
-            if !self.runs.contains_key(&d.run) {
-                // A run that ended before this agent heard of it owes nothing but its last record.
-                let meta = RunMeta { run: d.run, registration: d.registration, host: self.parts.host.clone() };
-                let spool = self.parts.spool.create_run(meta).map_err(spool_error)?;
-                let journal = Journal::open(&spool, self.parts.link.clone(), self.parts.clock.clone());
-                self.runs.insert(d.run, Run::open(journal.map_err(spool_error)?));
-            }
-            let run = self.runs.get_mut(&d.run).ok_or((d.run, RunError::NotOpen { run: d.run }))?;
-            if run.registration.is_some() || run.progress().closed {
-                continue;
-            }
-            match Registration::thaw(&d.canonical, d.registration, drums_common::clock::Micros(0)) {
-                Ok(r) => run.registration = Some(r),
-                Err(e) => {
-                    let text = chain(&e);
-                    let help = "the coordinator's store is damaged or of another version; compare drumsctl --version \
-                                with drums-agent --version";
-                    let failure = Failure::new(FailureClass::Permanent, "registration-mismatch", &text, help);
-                    self.parts.link.refuse_demand(d.run, failure);
-                    self.close(d.run, &format!("refused: {text}")).map_err(|e| (d.run, e))?;
-                }
+    fn decide(&self, view: &View) -> Action {
+        let runs: BTreeMap<RunId, Progress> = self.runs.iter().map(|(r, s)| (*r, s.progress().clone())).collect();
+        let held_up = self.held_up.iter().map(|(run, h)| (*run, h.what)).collect();
+        decide::next_action(&situation(view, &self.parts.link, &*self.parts.clock, &runs, &held_up))
+    }
+
+    /// After a failed write: what is buffered goes to disk first, and a block that it cut short gets its end.
+    fn write_what_is_due(&mut self, view: &View) {
+        let mut failed = Vec::new();
+        for (id, run) in &mut self.runs {
+            if let Some(journal) = run.journal()
+                && let Err(source) = end_open_block(journal, "its evidence could not be written when it was due")
+            {
+                failed.push((*id, RunError::Spool { run: *id, source }));
             }
         }
-        Ok(())
+        for (run, e) in failed {
+            if !self.held_up.contains_key(&run) {
+                self.hold_up(run, HeldUp::Beginnings, &e, view);
+            }
+        }
+    }
+
+    /// Passes the run over for a while, or for good, and says so.
+    fn hold_up(&mut self, run: RunId, what: HeldUp, e: &RunError, view: &View) {
+        let text = chain(e);
+        let (why, until) = if e.permanent() {
+            tracing::error!(%run, error = text, "cannot be recorded on this host; refused");
+            let help = "keep the agent's state folder and report it; this host can take part in other runs";
+            (Failure::new(FailureClass::Permanent, "evidence-lost", text, help), None)
+        } else {
+            tracing::error!(%run, error = text, "could not do what was asked; trying again");
+            let help = "the agent tries again; drums-agent doctor says what its host lacks";
+            let until = self.parts.clock.boottime().plus_ms(TRY_AGAIN_MS);
+            (Failure::new(FailureClass::Transient, "agent-run", text, help), Some(until))
+        };
+        self.parts.link.refuse_demand(run, why.clone());
+        self.held_up.insert(run, Hold { what, why, until, told_at: view.version });
+    }
+
+    /// What was said before a connection broke may not have arrived: a run that is refused for good and still wanted is
+    /// refused again under new orders.
+    fn repeat_refusals(&mut self, desired: &Desired, view: &View) {
+        let wanted = |d: &&RunDesired| matches!(d.phase, RunPhase::Prepare | RunPhase::Measure);
+        for d in desired.runs.iter().filter(wanted) {
+            if let Some(hold) = self.held_up.get_mut(&d.run).filter(|h| h.until.is_none() && h.told_at != view.version)
+            {
+                hold.told_at = view.version;
+                self.parts.link.refuse_demand(d.run, hold.why.clone());
+            }
+        }
+    }
+
+    /// Makes a spool for a listed run that has none, and reads its registration.
+    fn take_up(&mut self, d: &RunDesired) -> Result<(), RunError> {
+        let spool_error = |source| RunError::Spool { run: d.run, source };
+        let spool = self.parts.spool.run(d.run);
+        let held = spool.as_ref().map_or(0, |s| s.last_seq());
+        if d.acked_seq > held {
+            return Err(RunError::Lost { run: d.run, acked: d.acked_seq, held });
+        }
+        if !self.runs.contains_key(&d.run) {
+            // A run that ended before this agent heard of it owes nothing but its last record.
+            let meta = RunMeta { run: d.run, registration: d.registration, host: self.parts.host.clone() };
+            let spool = self.parts.spool.create_run(meta).map_err(spool_error)?;
+            let journal = Journal::open(&spool, self.parts.link.clone(), self.parts.clock.clone());
+            self.runs.insert(d.run, Run::open(journal.map_err(spool_error)?));
+        }
+        let run = self.runs.get_mut(&d.run).ok_or(RunError::NotOpen { run: d.run })?;
+        if run.registration.is_some() || run.progress().closed {
+            return Ok(());
+        }
+        match Registration::thaw(&d.canonical, d.registration, drums_common::clock::Micros(0)) {
+            Ok(r) => {
+                run.registration = Some(r);
+                Ok(())
+            }
+            Err(e) => {
+                let text = chain(&e);
+                let help = "the coordinator's store is damaged or of another version; compare drumsctl --version with \
+                            drums-agent --version";
+                let failure = Failure::new(FailureClass::Permanent, "registration-mismatch", &text, help);
+                self.parts.link.refuse_demand(d.run, failure);
+                self.close(d.run, &format!("refused: {text}"))
+            }
+        }
     }
 
     fn prepare(&mut self, d: &RunDesired) -> Result<(), RunError> {
         self.parts.link.set_activity(Activity::Preparing { run: d.run });
+        self.room(d.run)?;
         self.unpack(d)?;
         // Trying arms out is noise to a block of somebody else's.
-        let none = BTreeMap::new();
         let (link, clock) = (&self.parts.link, &*self.parts.clock);
-        let called_off = || decide::interruption(d.run, &situation(&link.view(), link, clock, &none)).is_some();
+        let called_off = || interruption(d.run, link, clock).is_some();
         let Some(alone) = MachineLock::acquire(&self.parts.lock, called_off)? else { return Ok(()) };
         let facts = (self.parts.facts)(&self.parts.engine);
         drop(alone);
@@ -305,7 +393,14 @@ impl<E: ArmEngine> Runner<E> {
         Ok(())
     }
 
+    /// Nothing is begun whose evidence has no place: a block would be lost to it.
+    fn room(&mut self, id: RunId) -> Result<(), RunError> {
+        let journal = self.runs.get_mut(&id).and_then(Run::journal).ok_or(RunError::NotOpen { run: id })?;
+        journal.room().map_err(|source| RunError::Spool { run: id, source })
+    }
+
     fn block(&mut self, d: &RunDesired, grant: &Grant) -> Result<(), RunError> {
+        self.room(d.run)?;
         self.unpack(d)?;
         self.watch.begin(d.run);
         let result = self.watched_block(d.run, grant);
@@ -323,8 +418,7 @@ impl<E: ArmEngine> Runner<E> {
             return Err(RunError::NotOpen { run: id });
         };
         let (link, clock) = (&self.parts.link, &*self.parts.clock);
-        let none = BTreeMap::new();
-        let ending = || decide::interruption(id, &situation(&link.view(), link, clock, &none));
+        let ending = || interruption(id, link, clock);
         let flag = self.watch.flag();
         let ran = block::run(
             &mut Bench {
@@ -393,6 +487,8 @@ impl<E: ArmEngine> Runner<E> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Did,
+    /// It was tried, and the run is passed over for a while.
+    HeldUp,
     Idle(Idle),
     Stop,
 }
@@ -426,7 +522,20 @@ fn held(engine: &impl ArmEngine) -> impl Iterator<Item = String> {
     engine.held().into_iter().map(|(owner, resource)| format!("{resource} of {owner}"))
 }
 
-fn situation<'a>(view: &'a View, link: &Link, clock: &dyn Clock, runs: &'a BTreeMap<RunId, Progress>) -> Situation<'a> {
+/// Why what is under way for the run must end now, if it must.
+fn interruption(run: RunId, link: &Link, clock: &dyn Clock) -> Option<BlockResult> {
+    // How far runs are makes no difference to that.
+    let (runs, held_up) = (BTreeMap::new(), BTreeMap::new());
+    decide::interruption(run, &situation(&link.view(), link, clock, &runs, &held_up))
+}
+
+fn situation<'a>(
+    view: &'a View,
+    link: &Link,
+    clock: &dyn Clock,
+    runs: &'a BTreeMap<RunId, Progress>,
+    held_up: &'a BTreeMap<RunId, HeldUp>,
+) -> Situation<'a> {
     Situation {
         desired: view.desired.as_deref(),
         desired_at: view.desired_at,
@@ -435,6 +544,7 @@ fn situation<'a>(view: &'a View, link: &Link, clock: &dyn Clock, runs: &'a BTree
         life_expired: link.life_expired(),
         now: clock.boottime(),
         runs,
+        held_up,
     }
 }
 
@@ -493,14 +603,13 @@ impl Watch {
         let flag = Arc::new(AtomicBool::new(false));
         let this = Self { shared: shared.clone(), flag: flag.clone() };
         let watch = move || {
-            let none = BTreeMap::new();
             while !shared.over.load(Ordering::Acquire) {
                 let view = link.view();
                 {
                     // Held over the decision, so that `end` and `begin` cannot fall between it and the flag.
                     let run = shared.run.lock().unwrap_or_else(PoisonError::into_inner);
                     if let Some(run) = *run
-                        && decide::interruption(run, &situation(&view, &link, &*clock, &none)).is_some()
+                        && interruption(run, &link, &*clock).is_some()
                     {
                         flag.store(true, Ordering::Release);
                     }

@@ -158,6 +158,11 @@ impl Link {
         self.shared.desired(desired);
     }
 
+    /// What a detached link would say next.
+    pub fn said(&self) -> Option<ToCoordinator> {
+        self.shared.next_to_say()
+    }
+
     pub fn view(&self) -> View {
         self.shared.lock().view()
     }

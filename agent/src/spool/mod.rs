@@ -3,7 +3,8 @@
 //! One folder per run, holding batches in checksummed segments. Sequence numbers are given here, 1, 2, 3 ... without
 //! gaps. `append` only buffers; `commit` writes one batch and waits for the disk, and is called outside timed windows.
 //! A torn batch at the end (a crash inside `commit`) was never acknowledged to anyone: it is reported and cut on opening.
-//! Damage anywhere else is an error, never skipped. Refuses to know the network and what records mean, but for `Closed`,
+//! Damage anywhere else is an error, never skipped, and a run whose evidence is damaged is never begun again: its records
+//! would take numbers that others have. Refuses to know the network and what records mean, but for `Closed`,
 //! after which a run takes no more.
 //!
 //! ```text
@@ -14,7 +15,7 @@ mod run;
 mod segment;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -36,6 +37,10 @@ pub enum SpoolError {
     Corrupt { path: PathBuf, at: u64, what: String },
     #[error("{} holds evidence of registration {held} while {wanted} was asked for", path.display())]
     OtherRegistration { path: PathBuf, held: Sha256, wanted: Sha256 },
+    #[error("{} holds evidence already, and a run begins with an empty folder; keep the folder and report it", path.display())]
+    Exists { path: PathBuf },
+    #[error("the evidence of {run} in {} is damaged; keep the folder and report it", path.display())]
+    Damaged { run: RunId, path: PathBuf },
     #[error("{} is being written by another handle or process", path.display())]
     InUse { path: PathBuf },
     #[error("{run} is closed; its last record is {last_seq}")]
@@ -50,6 +55,20 @@ pub enum SpoolError {
     Encode { run: RunId, source: drums_common::wire::codec::CodecError },
     #[error("{run}: {acked} was acknowledged, but only {last_seq} records were ever written")]
     AckBeyondEnd { run: RunId, acked: u64, last_seq: u64 },
+}
+
+impl SpoolError {
+    /// Trying again changes nothing: the run cannot be recorded here.
+    pub fn permanent(&self) -> bool {
+        matches!(
+            self,
+            Self::Corrupt { .. }
+                | Self::OtherRegistration { .. }
+                | Self::Exists { .. }
+                | Self::Damaged { .. }
+                | Self::AckBeyondEnd { .. }
+        )
+    }
 }
 
 pub(crate) fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SpoolError {
@@ -72,6 +91,8 @@ pub struct Spool {
     dir: PathBuf,
     min_free_bytes: u64,
     runs: Mutex<BTreeMap<RunId, Arc<RunSpool>>>,
+    /// Runs whose folder is left as it was found, and which take no evidence.
+    damaged: BTreeSet<RunId>,
     /// Told after each commit; the sender waits on it.
     committed: Arc<Notify>,
 }
@@ -82,7 +103,8 @@ impl Spool {
     pub fn open(dir: &Path, min_free_bytes: u64) -> Result<(Self, Vec<Repair>, Vec<SpoolError>), SpoolError> {
         fs::create_dir_all(dir).map_err(io_error("make the folder", dir))?;
         let committed = Arc::new(Notify::new());
-        let (mut runs, mut repairs, mut damaged) = (BTreeMap::new(), Vec::new(), Vec::new());
+        let (mut runs, mut repairs) = (BTreeMap::new(), Vec::new());
+        let (mut damaged, mut faults) = (BTreeSet::new(), Vec::new());
         for entry in fs::read_dir(dir).map_err(io_error("list", dir))? {
             let entry = entry.map_err(io_error("list", dir))?;
             // Anything that is not named like a run is not ours.
@@ -98,13 +120,17 @@ impl Spool {
                 Ok(None) => {
                     fs::remove_dir_all(entry.path()).map_err(io_error("remove the empty", &entry.path()))?;
                 }
-                Err(e) => damaged.push(e),
+                Err(e) => {
+                    damaged.insert(run);
+                    faults.push(e);
+                }
             }
         }
-        Ok((Self { dir: dir.to_owned(), min_free_bytes, runs: Mutex::new(runs), committed }, repairs, damaged))
+        Ok((Self { dir: dir.to_owned(), min_free_bytes, runs: Mutex::new(runs), damaged, committed }, repairs, faults))
     }
 
-    /// The run's spool, made if it does not exist. Refused for another registration or without disk space.
+    /// The run's spool, made if it does not exist. Refused for another registration, and for a run whose evidence is
+    /// damaged.
     pub fn create_run(&self, meta: RunMeta) -> Result<Arc<RunSpool>, SpoolError> {
         let mut runs = self.lock();
         let path = self.dir.join(meta.run.to_string());
@@ -116,6 +142,9 @@ impl Spool {
             return Ok(spool.clone());
         }
         let run = meta.run;
+        if self.damaged.contains(&run) {
+            return Err(SpoolError::Damaged { run, path });
+        }
         let spool = Arc::new(RunSpool::create(&path, meta, self.min_free_bytes, self.committed.clone())?);
         runs.insert(run, spool.clone());
         Ok(spool)

@@ -77,8 +77,10 @@ impl RunSpool {
         committed: Arc<Notify>,
     ) -> Result<Self, SpoolError> {
         let parent = dir.parent().unwrap_or(dir);
-        check_space(parent, min_free_bytes)?;
         fs::create_dir_all(dir).map_err(io_error("make the folder", dir))?;
+        if !segments_of(dir)?.is_empty() {
+            return Err(SpoolError::Exists { path: dir.to_owned() });
+        }
         let path = dir.join("meta.json");
         let json = serde_json::to_vec(&meta).expect("strings always serialise");
         write_whole(&path, &json)?;
@@ -147,12 +149,14 @@ impl RunSpool {
             let records = segment::read_batch(&segment.path, batch)?;
             state.closed = matches!(records.last().map(|r| &r.body), Some(Body::Closed(_)));
         }
-        // A lost or odd mark only means that records are sent again, which is harmless.
-        state.acked = fs::read_to_string(dir.join("acked"))
-            .ok()
-            .and_then(|t| t.trim().parse().ok())
-            .filter(|&n| n <= state.last_seq)
-            .unwrap_or(0);
+        // A lost or odd mark only means that records are sent again, which is harmless. One beyond the end means that
+        // records are gone.
+        let mark = dir.join("acked");
+        state.acked = fs::read_to_string(&mark).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0);
+        if state.acked > state.last_seq {
+            let what = format!("{} was acknowledged and the records end at {}", state.acked, state.last_seq);
+            return Err(corrupt(&mark, 0, what));
+        }
         let spool = Self {
             dir: dir.to_owned(),
             meta,
@@ -189,7 +193,6 @@ impl RunSpool {
                 return Err(SpoolError::Closed { run: self.meta.run, last_seq: state.last_seq });
             }
         }
-        check_space(&self.dir, self.min_free_bytes)?;
         if self.writing.swap(true, Ordering::AcqRel) {
             return Err(in_use());
         }
@@ -213,7 +216,7 @@ impl RunSpool {
                     pending: Vec::new(),
                     pending_count: 0,
                     closing: false,
-                    torn_at: None,
+                    terminal: false,
                 })
             }
             Err(e) => {
@@ -300,8 +303,8 @@ pub struct SpoolWriter {
     pending: Vec<u8>,
     pending_count: u32,
     closing: bool,
-    /// A write failed midway: the file must be cut here before anything else is written.
-    torn_at: Option<u64>,
+    /// The end of a block or of the run is among what is buffered.
+    terminal: bool,
 }
 
 impl SpoolWriter {
@@ -315,6 +318,7 @@ impl SpoolWriter {
             return Err(SpoolError::CommitDue { run: meta.run, bytes: self.pending.len() });
         }
         let closing = matches!(body, Body::Closed(_));
+        let terminal = closing || matches!(body, Body::BlockEnded(_));
         let seq = self.next_seq;
         let record =
             Record { registration: meta.registration, run: meta.run, host: meta.host, seq, at, generation, body };
@@ -329,7 +333,13 @@ impl SpoolWriter {
         self.pending_count += 1;
         self.next_seq += 1;
         self.closing = closing;
+        self.terminal |= terminal;
         Ok(seq)
+    }
+
+    /// Refuses when the disk is so full that nothing may be begun that will have to be recorded.
+    pub fn room(&self) -> Result<(), SpoolError> {
+        check_space(&self.spool.dir, self.spool.min_free_bytes)
     }
 
     /// True when so much is buffered that a commit is due at the next chance outside a timed window.
@@ -338,29 +348,29 @@ impl SpoolWriter {
     }
 
     /// Writes what is buffered and waits for the disk. After an error nothing of it counts as written; calling again
-    /// tries again.
+    /// tries again. The space that is to stay free is a reserve for ends: what ends a block or the run may use it.
     pub fn commit(&mut self) -> Result<u64, SpoolError> {
         if self.pending_count == 0 {
             return Ok(self.next_seq - 1);
         }
-        check_space(&self.spool.dir, self.spool.min_free_bytes)?;
+        if !self.terminal {
+            self.room()?;
+        }
         let first_seq = self.next_seq - u64::from(self.pending_count);
         let bytes = segment::encode_batch(first_seq, self.pending_count, &self.pending);
         let (path, offset) = self.segment(first_seq)?;
         let Some(file) = self.file.as_mut() else {
             unreachable!("segment() has just opened it");
         };
-        if let Some(at) = self.torn_at {
-            file.set_len(at).map_err(io_error("cut a failed write of", &path))?;
-            self.torn_at = None;
-        }
         if let Err(e) = file.write_all(&bytes).and_then(|()| file.sync_data()) {
-            self.torn_at = Some(offset);
+            // Opening it again cuts what was written of the batch.
+            self.file = None;
             return Err(io_error("write evidence to", &path)(e));
         }
         let batch = Batch { offset, first_seq, count: self.pending_count, payload: self.pending.len() as u32 };
         self.pending.clear();
         self.pending_count = 0;
+        self.terminal = false;
         let last_seq = batch.last_seq();
         {
             let mut state = self.spool.lock();
@@ -391,7 +401,10 @@ impl SpoolWriter {
             && bytes < SEGMENT_BYTES
         {
             if self.file.is_none() {
-                self.file = Some(OpenOptions::new().append(true).open(&path).map_err(io_error("open", &path))?);
+                let file = OpenOptions::new().append(true).open(&path).map_err(io_error("open", &path))?;
+                // Behind what is known to be whole lies at most what a failed write left, of this writer or an earlier.
+                file.set_len(bytes).map_err(io_error("cut a failed write of", &path))?;
+                self.file = Some(file);
             }
             return Ok((path, bytes));
         }

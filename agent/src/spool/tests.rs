@@ -2,7 +2,7 @@ use std::fs;
 
 use drums_common::{
     clock::Micros,
-    evidence::{Closed, Log, Teardown},
+    evidence::{BlockEnded, BlockKind, BlockResult, Closed, Environment, Log, Teardown},
     ids::Generation,
 };
 use proptest::prelude::*;
@@ -120,16 +120,95 @@ fn acknowledgements_are_cumulative_and_survive() {
 }
 
 #[test]
-fn another_registration_and_a_full_disk_are_refused() {
+fn another_registration_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (spool, _) = open(dir.path());
     spool.create_run(meta()).unwrap();
     let other = RunMeta { registration: Sha256::of(b"other"), ..meta() };
     assert!(matches!(spool.create_run(other), Err(SpoolError::OtherRegistration { .. })));
+}
+
+#[test]
+fn on_a_full_disk_nothing_is_begun_and_what_was_begun_is_ended() {
+    let dir = tempfile::tempdir().unwrap();
     let (full, _, _) = Spool::open(dir.path(), u64::MAX).unwrap();
-    let e = full.create_run(RunMeta { run: RunId([2; 6]), ..meta() }).unwrap_err();
-    assert!(matches!(e, SpoolError::DiskFull { .. }), "{e}");
-    assert!(matches!(full.run(meta().run).unwrap().writer(), Err(SpoolError::DiskFull { .. })));
+    let run = full.create_run(meta()).unwrap();
+    let mut writer = run.writer().unwrap();
+    assert!(matches!(writer.room(), Err(SpoolError::DiskFull { .. })));
+    append(&mut writer, "a");
+    assert!(matches!(writer.commit(), Err(SpoolError::DiskFull { .. })));
+    assert_eq!(run.last_seq(), 0);
+    let ended = BlockEnded {
+        block: 0,
+        kind: BlockKind::Measured,
+        result: BlockResult::Completed,
+        environment: Environment::default(),
+    };
+    writer.append(Generation(1), Micros(0), Body::BlockEnded(ended)).unwrap();
+    assert_eq!(writer.commit().unwrap(), 2);
+    append(&mut writer, "b");
+    assert!(matches!(writer.commit(), Err(SpoolError::DiskFull { .. })), "the reserve is for ends only");
+    writer.append(Generation(1), Micros(0), closed()).unwrap();
+    assert_eq!(writer.commit().unwrap(), 4);
+    assert!(run.closed());
+}
+
+#[test]
+fn a_damaged_run_is_not_begun_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, _) = two_batches(dir.path());
+    let mut bytes = fs::read(segment_path(dir.path())).unwrap();
+    bytes[first as usize - 1] ^= 1;
+    fs::write(segment_path(dir.path()), &bytes).unwrap();
+    let (spool, _, damaged) = Spool::open(dir.path(), 0).unwrap();
+    assert_eq!(damaged.len(), 1);
+    let e = spool.create_run(meta()).unwrap_err();
+    assert!(matches!(e, SpoolError::Damaged { .. }) && e.permanent(), "{e}");
+    assert_eq!(fs::read(segment_path(dir.path())).unwrap(), bytes);
+}
+
+#[test]
+fn a_folder_that_holds_evidence_is_not_taken_for_a_new_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let (spool, _) = open(dir.path());
+    // It came after this spool was opened: somebody put a state folder back under a living agent.
+    two_batches(dir.path());
+    let before = fs::read(segment_path(dir.path())).unwrap();
+    let e = spool.create_run(meta()).unwrap_err();
+    assert!(matches!(e, SpoolError::Exists { .. }) && e.permanent(), "{e}");
+    assert_eq!(fs::read(segment_path(dir.path())).unwrap(), before);
+}
+
+#[test]
+fn records_that_were_acknowledged_and_are_gone_are_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    two_batches(dir.path());
+    open(dir.path()).0.run(meta().run).unwrap().set_acked(3).unwrap();
+    fs::remove_file(segment_path(dir.path())).unwrap();
+    let (spool, _, damaged) = Spool::open(dir.path(), 0).unwrap();
+    assert!(damaged[0].to_string().contains("3 was acknowledged and the records end at 0"), "{}", damaged[0]);
+    assert!(matches!(spool.create_run(meta()), Err(SpoolError::Damaged { .. })));
+}
+
+#[test]
+fn a_new_writer_cuts_what_a_failed_write_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, all) = two_batches(dir.path());
+    let (spool, _) = open(dir.path());
+    let run = spool.run(meta().run).unwrap();
+    // As a write that the disk cut short, by a writer that was given up after it.
+    let mut bytes = fs::read(segment_path(dir.path())).unwrap();
+    bytes.extend_from_slice(b"DSB1 half a batch");
+    fs::write(segment_path(dir.path()), &bytes).unwrap();
+    let mut writer = run.writer().unwrap();
+    assert_eq!(append(&mut writer, "d"), 4);
+    writer.commit().unwrap();
+    assert_eq!(texts(&run.records().unwrap()), ["a", "b", "c", "d"]);
+    drop((writer, run, spool));
+    let (spool, repairs) = open(dir.path());
+    assert!(repairs.is_empty());
+    assert_eq!(texts(&spool.run(meta().run).unwrap().records().unwrap()), ["a", "b", "c", "d"]);
+    assert!(fs::metadata(segment_path(dir.path())).unwrap().len() > all);
 }
 
 #[test]

@@ -137,7 +137,7 @@ fn a_restart_in_a_block_marks_it_and_goes_on() {
     // Before any order: the block has its end already.
     assert_eq!(results(&a.records())[1], (1, BlockResult::Interrupted("the agent was restarted".into())));
     let view = a.link.view();
-    assert!(matches!(a.runner.as_mut().unwrap().step(&view), Ok(Step::Idle(Idle::NoOrders))));
+    assert!(matches!(a.runner.as_mut().unwrap().step(&view), Step::Idle(Idle::NoOrders)));
     a.offer(RunPhase::Measure, 3);
     a.settle();
     a.offer(RunPhase::Unwind, 3);

@@ -1,5 +1,6 @@
 //! The runner with the real spool and link, on an engine in memory.
 
+mod evidence;
 mod fake;
 mod faults;
 mod lifecycle;
@@ -21,9 +22,10 @@ use drums_common::{
         Arm, Bar, BarRule, Control, Design, Experiment, Gates, HostsRule, Limits, ManifestFile, Metric, MetricSpec,
         Registration, WorkloadManifest, WorkloadRef,
     },
+    failure::{Failure, FailureClass},
     ids::{ArmName, ExperimentId, Generation, RunId, SessionRef},
     machine::{Accelerator, HostFacts},
-    wire::latest::{Desired, Grant, RunDesired, RunPhase, Welcome},
+    wire::latest::{Desired, Grant, RunDesired, RunPhase, ToCoordinator, Welcome},
 };
 
 use self::fake::{Call, FakeEngine, Fault, Faults, StillMachine};
@@ -168,7 +170,7 @@ fn welcome(generation: u32) -> Welcome {
 
 impl Agent {
     fn new(faults: Faults) -> Self {
-        Self::start(tempfile::tempdir().unwrap(), faults, 1)
+        Self::start(tempfile::tempdir().unwrap(), faults, 1, 0)
     }
 
     /// The same state folder under a new process.
@@ -177,18 +179,26 @@ impl Agent {
     }
 
     /// 0 is an agent that no coordinator has welcomed yet.
-    fn restart_under(mut self, generation: u32, faults: Faults) -> Self {
+    fn restart_under(self, generation: u32, faults: Faults) -> Self {
+        self.restart_with(generation, faults, 0)
+    }
+
+    /// On a disk whose space is all below what is to stay free.
+    fn restart_on_a_full_disk(self) -> Self {
+        self.restart_with(2, no_faults(), u64::MAX)
+    }
+
+    fn restart_with(mut self, generation: u32, faults: Faults, min_free_bytes: u64) -> Self {
         // As a killed process: nothing is written on the way out, and the spool's lock is the kernel's to free.
         drop(self.runner.take());
         drop(self.spool);
-        Self::start(self.dir, faults, generation)
+        Self::start(self.dir, faults, generation, min_free_bytes)
     }
 
-    fn start(dir: tempfile::TempDir, faults: Faults, generation: u32) -> Self {
+    fn start(dir: tempfile::TempDir, faults: Faults, generation: u32, min_free_bytes: u64) -> Self {
         let clock = Arc::new(SystemClock);
         let link = Link::detached(clock.clone(), facts(), &welcome(generation));
-        let (spool, _, damaged) = Spool::open(&dir.path().join("spool"), 0).unwrap();
-        assert!(damaged.is_empty());
+        let (spool, ..) = Spool::open(&dir.path().join("spool"), min_free_bytes).unwrap();
         let spool = Arc::new(spool);
         let workload = dir.path().join("workload");
         std::fs::create_dir_all(&workload).unwrap();
@@ -246,15 +256,8 @@ impl Agent {
     fn settle(&mut self) -> Idle {
         loop {
             let view = self.link.view();
-            match self
-                .runner
-                .as_mut()
-                .unwrap()
-                .step(&view)
-                .map_err(|(_, e)| drums_common::telemetry::chain(&e))
-                .unwrap()
-            {
-                Step::Did => {}
+            match self.runner.as_mut().unwrap().step(&view) {
+                Step::Did | Step::HeldUp => {}
                 Step::Idle(why) => return why,
                 Step::Stop => panic!("stopped"),
             }
@@ -272,6 +275,12 @@ impl Agent {
         self.offer(RunPhase::Unwind, blocks);
         self.settle();
         self.records()
+    }
+
+    /// Why demands were refused so far, and of which class.
+    fn refusals(&self) -> Vec<Failure> {
+        let said = std::iter::from_fn(|| self.link.said());
+        said.filter_map(|m| if let ToCoordinator::Refused { failure, .. } = m { Some(failure) } else { None }).collect()
     }
 
     fn records(&self) -> Vec<Record> {
