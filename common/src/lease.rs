@@ -8,7 +8,8 @@
 //!              life lease (minutes)      lapsed: stops, unwinds, seals its evidence
 //! coordinator  alive → silent (2.5 s, shown only) → lost (life lease, judged) ; quiet: declared silence, expected
 //! ```
-//! Invariant: nobody is judged lost before the coordinator itself has been up for one full life lease.
+//! Invariant: nobody is judged lost before the coordinator itself has been up for one full life lease, nor before it has
+//! paid attention without a gap for a grace period.
 
 use std::collections::BTreeMap;
 
@@ -24,21 +25,37 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeaseTimes {
-    /// Between beats. One second: ten beats may be lost before the dispatch lease is.
+    /// Between beats. Half a second: twenty beats may be lost before the dispatch lease is.
     pub beat_ms: u64,
     /// Ten seconds: longer than a coordinator's restart, shorter than most blocks.
     pub dispatch_ms: u64,
     /// Thirty minutes: closing the operator's laptop must not destroy a paid run.
     pub life_ms: u64,
-    /// Two and a half beats: silence is shown after this, and does nothing.
+    /// Two and a half seconds, five beats: silence is shown after this, and does nothing.
     pub silent_ms: u64,
     /// An agent that overran its declared silence by this much has failed to keep it. Covers scheduling on a busy host.
     pub quiet_slack_ms: u64,
+    /// Ten seconds: how long the coordinator must have paid attention without a gap before it judges anybody. One that was
+    /// stopped, or whose machine slept, first reads what arrived meanwhile.
+    #[serde(default = "default_grace_ms")]
+    pub grace_ms: u64,
+}
+
+/// Configurations that were written before there was one have none.
+fn default_grace_ms() -> u64 {
+    10_000
 }
 
 impl Default for LeaseTimes {
     fn default() -> Self {
-        Self { beat_ms: 1_000, dispatch_ms: 10_000, life_ms: 30 * 60_000, silent_ms: 2_500, quiet_slack_ms: 2_500 }
+        Self {
+            beat_ms: 500,
+            dispatch_ms: 10_000,
+            life_ms: 30 * 60_000,
+            silent_ms: 2_500,
+            quiet_slack_ms: 2_500,
+            grace_ms: default_grace_ms(),
+        }
     }
 }
 
@@ -58,6 +75,7 @@ impl LeaseTimes {
             ("life_ms", self.life_ms),
             ("silent_ms", self.silent_ms),
             ("quiet_slack_ms", self.quiet_slack_ms),
+            ("grace_ms", self.grace_ms),
         ] {
             if v == 0 {
                 return Err(BadLeaseTimes::Zero(name));
@@ -186,12 +204,22 @@ pub struct HostLease {
 pub struct HostLeases {
     times: LeaseTimes,
     up_since: MonoMicros,
+    attentive_since: MonoMicros,
+    looked: MonoMicros,
     hosts: BTreeMap<HostId, HostLease>,
 }
 
 impl HostLeases {
     pub fn new(times: LeaseTimes, up_since: MonoMicros) -> Self {
-        Self { times, up_since, hosts: BTreeMap::new() }
+        Self { times, up_since, attentive_since: up_since, looked: up_since, hosts: BTreeMap::new() }
+    }
+
+    /// The coordinator pays attention; said again and again. A gap means that it was stalled, and its hosts were not.
+    pub fn looked(&mut self, now: MonoMicros) {
+        if now.ms_since(self.looked) >= self.times.silent_ms {
+            self.attentive_since = now;
+        }
+        self.looked = self.looked.max(now);
     }
 
     pub fn times(&self) -> LeaseTimes {
@@ -259,7 +287,8 @@ impl HostLeases {
         let lease = self.hosts.get(host)?;
         let since = lease.heard.max(self.up_since.min(now));
         let for_ms = now.ms_since(since);
-        if for_ms >= self.times.life_ms && now.ms_since(self.up_since) >= self.times.life_ms {
+        let attentive = now.ms_since(self.attentive_since) >= self.times.grace_ms;
+        if for_ms >= self.times.life_ms && now.ms_since(self.up_since) >= self.times.life_ms && attentive {
             return Some(Health::Lost { for_ms });
         }
         if let Some(until) = lease.quiet_until {
@@ -368,6 +397,23 @@ mod tests {
     }
 
     #[test]
+    fn a_coordinator_that_was_stalled_judges_nobody_before_it_has_read_what_arrived() {
+        let mut leases = HostLeases::new(LeaseTimes::default(), at(0.0));
+        leases.welcomed(host(), Generation(1), at(0.0)).unwrap();
+        (0..=10).for_each(|s| leases.looked(at(f64::from(s))));
+        // Stopped for an hour, in which the host went on beating.
+        leases.looked(at(3610.0));
+        assert!(matches!(leases.health(&host(), at(3610.0)), Some(Health::Silent { .. })));
+        let mut read = leases.clone();
+        read.beat(&host(), &beat(1, 1, 0), at(3611.0)).unwrap();
+        assert_eq!(read.health(&host(), at(3611.0)), Some(Health::Alive));
+        // One that sent nothing is judged once the grace is over.
+        (3611..=3620).for_each(|s| leases.looked(at(f64::from(s))));
+        assert!(matches!(leases.health(&host(), at(3619.9)), Some(Health::Silent { .. })));
+        assert!(matches!(leases.health(&host(), at(3620.0)), Some(Health::Lost { .. })));
+    }
+
+    #[test]
     fn declared_silence_is_expected_and_overrunning_it_is_a_failure() {
         let mut leases = HostLeases::new(LeaseTimes::default(), at(0.0));
         leases.welcomed(host(), Generation(1), at(0.0)).unwrap();
@@ -398,7 +444,7 @@ mod tests {
         assert_eq!(LeaseTimes::default().validate(), Ok(()));
         let zero = LeaseTimes { life_ms: 0, ..Default::default() };
         assert_eq!(zero.validate(), Err(BadLeaseTimes::Zero("life_ms")));
-        let short = LeaseTimes { dispatch_ms: 1_500, ..Default::default() };
+        let short = LeaseTimes { dispatch_ms: 900, ..Default::default() };
         assert!(short.validate().unwrap_err().to_string().contains("twice beat_ms"));
     }
 

@@ -223,7 +223,7 @@ fn left_ms(s: &RunState, experiment: &Experiment, now: Micros) -> Option<u64> {
             _ => plan::guessed_block_ms(experiment),
         };
         let since = ends.last().map_or(0.0, |last| now.ms_since(*last) as f64);
-        longest = longest.max((pace * f64::from(total - done) - since.min(pace)).max(0.0));
+        longest = longest.max((pace * f64::from(total.saturating_sub(done)) - since.min(pace)).max(0.0));
     }
     Some(longest as u64)
 }

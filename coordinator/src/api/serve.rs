@@ -11,7 +11,10 @@ use std::{
 
 use axum::{Extension, Router};
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-use rustls::{RootCertStore, server::WebPkiClientVerifier};
+use rustls::{
+    RootCertStore,
+    server::{NoServerSessionStorage, WebPkiClientVerifier},
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener},
@@ -129,12 +132,15 @@ fn tls(pki: &Pki) -> Result<TlsAcceptor, ServeError> {
         .map_err(ServeError::Verifier)?;
     let credentials = pki.server()?;
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(ServeError::Tls)?
         .with_client_cert_verifier(verifier)
         .with_single_cert(credentials.chain, credentials.key)
         .map_err(ServeError::Tls)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    // As on the agents' endpoint: a resumed session would skip the check that the certificate has not expired.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
@@ -212,5 +218,45 @@ impl Connections {
         let rest = async { while self.tasks.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(DRAIN, rest).await;
         self.tasks.shutdown().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drums_common::clock::Clock as _;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn every_connection_shows_its_certificate_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pki, _) = Pki::open_or_create(dir.path(), crate::clock::SystemClock.now()).unwrap();
+        let acceptor = tls(&pki).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(pki.ca_der().clone()).unwrap();
+        let (cert, key) = pki.operator_paths();
+        let cert = CertificateDer::from_pem_file(cert).unwrap();
+        let key = PrivateKeyDer::from_pem_file(key).unwrap();
+        let client = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_client_auth_cert(vec![cert], key)
+            .unwrap();
+        // It keeps sessions, as browsers do.
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(client));
+        for _ in 0..2 {
+            let (ours, theirs) = tokio::io::duplex(1 << 16);
+            let name = ServerName::try_from(drums_common::wire::SERVER_NAME).unwrap();
+            let (accepted, connected) = tokio::join!(acceptor.accept(ours), connector.connect(name, theirs));
+            let (mut accepted, mut connected) = (accepted.unwrap(), connected.unwrap());
+            accepted.write_all(b"x").await.unwrap();
+            accepted.flush().await.unwrap();
+            // Whatever came before the byte has been read with it: a ticket, if there was one.
+            connected.read_exact(&mut [0]).await.unwrap();
+            assert_eq!(accepted.get_ref().1.handshake_kind(), Some(rustls::HandshakeKind::Full));
+        }
     }
 }

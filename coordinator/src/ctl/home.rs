@@ -73,7 +73,10 @@ pub(super) fn init(global: &Global, _: &Init) -> Result<ExitCode, CtlError> {
         let text = toml::to_string_pretty(&RawConfig::default())
             .map_err(|e| CtlError::failed("writing the default configuration", e, "this is a fault of drumsctl"))?;
         let text = format!("# Configuration of drums-coordinator; every value is the default.\n\n{text}");
-        fs::write(home.config(), text).map_err(CtlError::file("write", home.config()))?;
+        // Whole or absent: half a configuration would be read as one.
+        let begun = home.config().with_extension("toml.begun");
+        fs::write(&begun, text).map_err(CtlError::file("write", &begun))?;
+        fs::rename(&begun, home.config()).map_err(CtlError::file("put in place", home.config()))?;
     }
     let (operator_certificate, operator_key) = pki.operator_paths();
     let made = Made {

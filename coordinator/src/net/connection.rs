@@ -78,7 +78,7 @@ pub(super) async fn serve<P: Ports>(incoming: Incoming, context: Arc<Context<P>>
         Ok(Err(e)) => {
             tracing::warn!(%remote, error = %chain(&e), "handshake refused");
             let message = format!("a peer at {remote} was refused in the handshake: {}", chain(&e));
-            context.ports.report(None, &Failure::refused("handshake", message, certificate_help(&e)));
+            context.ports.report(remote.ip(), None, &Failure::refused("handshake", message, certificate_help(&e)));
             return;
         }
         Err(_) => {
@@ -90,7 +90,7 @@ pub(super) async fn serve<P: Ports>(incoming: Incoming, context: Arc<Context<P>>
         Ok(peer) => peer,
         Err(failure) => {
             tracing::warn!(%remote, error = %failure, "peer is no agent");
-            context.ports.report(None, &failure);
+            context.ports.report(remote.ip(), None, &failure);
             close(&connection, Close::Refused, &failure.message);
             return;
         }
@@ -179,7 +179,7 @@ async fn admit<P: Ports>(
             format!("{what} shows the identity of host {host} ({})", connection.remote_address()),
             "stop one of the two, or enrol this machine under a name of its own with drumsctl host add",
         );
-        context.ports.report(Some(host), &failure);
+        context.ports.report(connection.remote_address().ip(), Some(host), &failure);
         failure
     };
     if hello.installation != peer.installation {

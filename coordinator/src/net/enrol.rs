@@ -84,7 +84,7 @@ async fn answer<T: TokenStore>(connection: &Connection, remote: SocketAddr, cont
         }
         Err(failure) => {
             tracing::warn!(%remote, %host, error = %failure, "enrolment refused");
-            context.store.refused(&host, &failure);
+            context.store.refused(remote.ip(), &host, &failure);
             EnrolReply::Refused(failure)
         }
     };

@@ -4,7 +4,7 @@
 //! Implementors must be safe to repeat: an agent re-sends whatever it has no answer for. Every call may come from many
 //! connections at once; per host, calls come from one connection at a time.
 
-use std::{future::Future, path::PathBuf};
+use std::{future::Future, net::IpAddr, path::PathBuf};
 
 use drums_common::{
     clock::{Micros, MonoMicros},
@@ -82,8 +82,8 @@ pub trait Ports: Send + Sync + 'static {
     fn artifact(&self, sha256: Sha256) -> impl Future<Output = Result<PathBuf, Failure>> + Send;
 
     /// Something that an operator should know of: a second machine with an enrolled identity, a foreign certificate.
-    /// `host` is `None` if the peer could not prove to be one.
-    fn report(&self, host: Option<&HostId>, failure: &Failure);
+    /// `host` is `None` if the peer could not prove to be one. Strangers cause these: implementors bound what they keep.
+    fn report(&self, from: IpAddr, host: Option<&HostId>, failure: &Failure);
 }
 
 /// What may be wrong with a secret. Both sides get to know which.
@@ -125,6 +125,6 @@ pub trait TokenStore: Send + Sync + 'static {
     /// A certificate was issued. Recorded before the agent gets it.
     fn enrolled(&self, peer: Peer, expires: Micros) -> impl Future<Output = Result<(), TokenRefusal>> + Send;
 
-    /// An enrolment was refused: for the audit trail.
-    fn refused(&self, host: &HostId, failure: &Failure);
+    /// An enrolment was refused: for the audit trail, bounded as [`Ports::report`].
+    fn refused(&self, from: IpAddr, host: &HostId, failure: &Failure);
 }

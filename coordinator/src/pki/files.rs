@@ -35,6 +35,20 @@ pub(super) fn sync_dir(dir: &Path) -> Result<(), PkiError> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(io("sync the folder", dir))
 }
 
+/// Also one that is not there.
+pub(super) fn remove_dir(dir: &Path) -> Result<(), PkiError> {
+    match fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(io("remove the folder", dir)(e)),
+        _ => Ok(()),
+    }
+}
+
+/// Over a folder that is absent or empty, for good.
+pub(super) fn rename_dir(from: &Path, to: &Path) -> Result<(), PkiError> {
+    fs::rename(from, to).map_err(io("put in place the folder", to))?;
+    to.parent().filter(|p| !p.as_os_str().is_empty()).map_or(Ok(()), sync_dir)
+}
+
 pub(super) fn read_text(path: &Path) -> Result<String, PkiError> {
     fs::read_to_string(path).map_err(io("read", path))
 }

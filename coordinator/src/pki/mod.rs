@@ -107,14 +107,18 @@ impl std::fmt::Debug for Pki {
 const FILES: [&str; 7] = ["ca.pem", "ca.key", "server.pem", "server.key", "operator.pem", "operator.key", "quic.key"];
 
 impl Pki {
-    /// Opens the CA in `dir`, or makes everything if there is nothing. The second value is true if it was made. A folder
-    /// that has only some of the files is left alone and refused.
+    /// Opens the CA in `dir`, or makes everything if there is nothing. The second value is true if it was made. It is made
+    /// beside `dir` and renamed, so that an attempt that broke off leaves nothing that counts. A folder that has only some
+    /// of the files has lost the others: it is left alone and refused.
     pub fn open_or_create(dir: &Path, now: Micros) -> Result<(Self, bool), PkiError> {
         let present = FILES.iter().filter(|f| dir.join(f).exists()).count();
         if present > 0 {
             return Ok((Self::open(dir)?, false));
         }
-        Self::create(dir, now)?;
+        let begun = dir.with_extension("begun");
+        files::remove_dir(&begun)?;
+        Self::create(&begun, now)?;
+        files::rename_dir(&begun, dir)?;
         Ok((Self::open(dir)?, true))
     }
 
@@ -160,7 +164,6 @@ impl Pki {
 
         let (operator_pem, operator_key) = issue_operator(&issuer, "operator", now)?;
 
-        // The CA's key comes last: a crash before it leaves a folder that is refused, never one that half-works.
         files::write(&dir.join("server.pem"), server_cert.pem().as_bytes(), 0o644)?;
         files::write(&dir.join("server.key"), server_key.serialize_pem().as_bytes(), 0o600)?;
         files::write(&dir.join("operator.pem"), operator_pem.as_bytes(), 0o644)?;

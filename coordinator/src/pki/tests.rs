@@ -30,6 +30,27 @@ fn a_ca_is_made_once_and_opened_after() {
 }
 
 #[test]
+fn an_attempt_that_broke_off_anywhere_is_made_again() {
+    let home = tempfile::tempdir().unwrap();
+    let whole = home.path().join("whole");
+    Pki::open_or_create(&whole, NOW).unwrap();
+    for written in 0..=FILES.len() {
+        let dir = home.path().join(format!("pki{written}"));
+        let begun = dir.with_extension("begun");
+        fs::create_dir(&begun).unwrap();
+        for file in &FILES[..written] {
+            fs::copy(whole.join(file), begun.join(file)).unwrap();
+        }
+        // Killed while it wrote the next one.
+        fs::write(begun.join("half.new"), "-----BEGIN").unwrap();
+        let (pki, made) = Pki::open_or_create(&dir, NOW).unwrap();
+        assert!(made && !begun.exists(), "{written} files");
+        assert_eq!(pki.fingerprint(), Pki::open(&dir).unwrap().fingerprint());
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), FILES.len());
+    }
+}
+
+#[test]
 fn an_incomplete_or_loose_folder_is_refused_and_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let (_, _) = Pki::open_or_create(dir.path(), NOW).unwrap();

@@ -266,6 +266,7 @@ impl Driver {
 
     /// Looks at everything once.
     async fn reconcile(&mut self) {
+        self.control.count_refusals();
         for (run, host, event) in std::mem::take(&mut self.owed) {
             self.owe(run, host, event).await;
         }
@@ -377,7 +378,8 @@ impl Driver {
         let now = self.control.clock.boottime();
         let mut lost = Vec::new();
         {
-            let leases = self.control.leases();
+            let mut leases = self.control.leases();
+            leases.looked(now);
             for active in self.runs.iter().filter(|r| r.row.state.live()) {
                 for h in active.row.state.hosts.iter().filter(|h| !h.lost && h.teardown.is_none()) {
                     let fenced = leases.get(&h.host).is_some_and(|l| l.generation > h.generation);

@@ -9,13 +9,15 @@
 
 mod driver;
 mod ports;
+mod refusals;
 mod requests;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard},
+    collections::{HashMap, HashSet},
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use drums_common::{
@@ -35,6 +37,11 @@ use crate::{
 pub use driver::analysis_inputs;
 pub use requests::{HostView, NewRun};
 
+/// A peer's words are quoted in the audit trail up to this length.
+const DETAIL_CHARS: usize = 500;
+/// Runs and hosts whose refused evidence is remembered; an enrolled agent that makes up more of them is only logged.
+const REFUSED_EVIDENCE: usize = 1_024;
+
 /// Requests that wait for the driver; more make callers wait.
 const QUEUE: usize = 256;
 
@@ -49,6 +56,9 @@ pub struct Control {
     links: Mutex<HashMap<HostId, watch::Sender<Order>>>,
     /// How far evidence is committed, for hosts of runs that are not over.
     acked: Mutex<HashMap<(RunId, HostId), u64>>,
+    refusals: Mutex<refusals::Refusals>,
+    /// Runs of hosts whose evidence was refused for good: reported once, however often the agent tries.
+    refused_evidence: Mutex<HashSet<(RunId, HostId)>>,
     requests: mpsc::Sender<requests::Request>,
     wake: Notify,
     /// Grows with every stored change of a run, for those who wait for one.
@@ -75,6 +85,8 @@ impl Control {
             leases: Mutex::new(HostLeases::new(times, clock.boottime())),
             links: Mutex::default(),
             acked: Mutex::default(),
+            refusals: Mutex::default(),
+            refused_evidence: Mutex::default(),
             requests,
             wake: Notify::new(),
             changes: watch::Sender::new(0),
@@ -104,15 +116,15 @@ impl Control {
 
     fn leases(&self) -> MutexGuard<'_, HostLeases> {
         // A panic while it was held leaves data that is whole: every method of the lease core is total.
-        self.leases.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn links(&self) -> MutexGuard<'_, HashMap<HostId, watch::Sender<Order>>> {
-        self.links.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn acked_map(&self) -> MutexGuard<'_, HashMap<(RunId, HostId), u64>> {
-        self.acked.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.acked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// True while a connection of the host is open.
@@ -131,14 +143,38 @@ impl Control {
 
     /// Writes the audit trail; a failure is logged, since the deed is done.
     pub async fn audit(&self, actor: &str, action: &str, detail: String) {
-        let row = AuditRow { at: self.now(), actor: actor.to_owned(), action: action.to_owned(), detail };
+        let row = self.audit_row(actor, action, &detail);
         if let Err(e) = self.store.call(move |s| s.add_audit(&row)).await {
             tracing::error!(error = drums_common::telemetry::chain(&e), action, "the audit trail was not written");
         }
     }
 
+    fn audit_row(&self, actor: &str, action: &str, detail: &str) -> AuditRow {
+        let detail = match detail.char_indices().nth(DETAIL_CHARS) {
+            Some((cut, _)) => format!("{}...", &detail[..cut]),
+            None => detail.to_owned(),
+        };
+        AuditRow { at: self.now(), actor: actor.to_owned(), action: action.to_owned(), detail }
+    }
+
+    /// A peer was refused: the audit trail takes a bounded number of them.
+    fn audit_refusal(&self, from: IpAddr, who: &str, action: &str, detail: String) {
+        let now = self.clock.boottime();
+        if self.refusals.lock().unwrap_or_else(PoisonError::into_inner).note(from, now) {
+            self.audit_soon(who, action, detail);
+        }
+    }
+
+    /// Writes down what was only counted.
+    fn count_refusals(&self) {
+        let over = self.refusals.lock().unwrap_or_else(PoisonError::into_inner).over(self.clock.boottime());
+        for (from, n) in over {
+            self.audit_soon("unknown peers", "refused", format!("{n} more from {from} within a minute"));
+        }
+    }
+
     fn audit_soon(&self, actor: &str, action: &str, detail: String) {
-        let row = AuditRow { at: self.now(), actor: actor.to_owned(), action: action.to_owned(), detail };
+        let row = self.audit_row(actor, action, &detail);
         let taken = self.store.post(move |s| {
             if let Err(e) = s.add_audit(&row) {
                 tracing::error!(error = drums_common::telemetry::chain(&e), "the audit trail was not written");

@@ -1,6 +1,6 @@
 //! What the network asks of us. No policy: rows, leases and wake-ups.
 
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf, sync::PoisonError};
 
 use drums_common::{
     clock::{Micros, MonoMicros},
@@ -12,7 +12,7 @@ use drums_common::{
     wire::latest::{AgentHello, Beat, BeatAck, EvidenceAck, EvidenceBatch, Welcome},
 };
 
-use super::{Control, requests::Request};
+use super::{Control, REFUSED_EVIDENCE, requests::Request};
 use crate::{
     net::ports::{Accepted, Order, Peer, Ports, Redemption, TokenRefusal, TokenStore},
     store::{CertificateRow, HelloRow, StoreError},
@@ -140,10 +140,10 @@ impl Ports for Control {
         Err(Failure::new(FailureClass::Permanent, "no-such-artifact", message, "drumsctl workload add DIR stores it"))
     }
 
-    fn report(&self, host: Option<&HostId>, failure: &Failure) {
+    fn report(&self, from: IpAddr, host: Option<&HostId>, failure: &Failure) {
         let who = host.map_or_else(|| "an unknown peer".to_owned(), |h| format!("host {h}"));
         tracing::warn!(peer = who, error = %failure, "a peer was refused");
-        self.audit_soon(&who, "refused", failure.to_string());
+        self.audit_refusal(from, &who, "refused", failure.to_string());
     }
 }
 
@@ -159,8 +159,14 @@ impl Control {
             e => return store_failure(e),
         };
         let failure = Failure::new(FailureClass::Permanent, code, format!("evidence of {run}: {}", chain(e)), help);
-        self.report(Some(&peer.host), &failure);
-        if code != "no-such-run" {
+        let news = {
+            let mut refused = self.refused_evidence.lock().unwrap_or_else(PoisonError::into_inner);
+            refused.len() < REFUSED_EVIDENCE && refused.insert((run, peer.host.clone()))
+        };
+        if news {
+            self.audit(&format!("host {}", peer.host), "evidence-refused", failure.to_string()).await;
+        }
+        if news && code != "no-such-run" {
             self.send(Request::EvidenceRefused { host: peer.host.clone(), run, failure: failure.clone() }).await;
         }
         failure
@@ -195,8 +201,8 @@ impl TokenStore for Control {
         Ok(())
     }
 
-    fn refused(&self, host: &HostId, failure: &Failure) {
+    fn refused(&self, from: IpAddr, host: &HostId, failure: &Failure) {
         tracing::warn!(host = %host, error = %failure, "an enrolment was refused");
-        self.audit_soon(&format!("host {host}"), "enrolment-refused", failure.to_string());
+        self.audit_refusal(from, &format!("host {host}"), "enrolment-refused", failure.to_string());
     }
 }

@@ -339,7 +339,13 @@ async fn a_host_that_never_returns_is_lost_fenced_and_its_late_words_are_kept() 
     life.control.wake.notify_one();
     assert!(life.state(run).await.live());
     clock.pass(2 * 60_000);
-    life.control.wake.notify_one();
+    // To the coordinator that was a stall: it judges after a grace of steady attention.
+    for _ in 0..10 {
+        looked(&life).await;
+        assert!(life.state(run).await.live());
+        clock.pass(1_000);
+    }
+    looked(&life).await;
     assert_eq!(life.closed(run).await, Verdict::Lost);
     assert_eq!(life.state(run).await.teardown().1, std::slice::from_ref(&h1));
 
@@ -507,6 +513,7 @@ async fn evidence_that_contradicts_what_is_stored_is_refused_for_good_and_ends_t
     assert_eq!(life.control.commit_evidence(&agent.peer, batch(agent)).await.unwrap().through_seq, 1);
     assert_eq!(life.control.commit_evidence(&agent.peer, batch(agent)).await.unwrap().through_seq, 1, "a repeat");
     agent.records[0].body = log("another");
+    life.control.commit_evidence(&agent.peer, batch(agent)).await.unwrap_err();
     let failure = life.control.commit_evidence(&agent.peer, batch(agent)).await.unwrap_err();
     assert_eq!((failure.class, failure.code.as_str()), (FailureClass::Permanent, "evidence-differs"));
     looked(&life).await;
@@ -516,7 +523,8 @@ async fn evidence_that_contradicts_what_is_stored_is_refused_for_good_and_ends_t
         "{ending:?}"
     );
     let audits = life.store.call(|s| s.audits(100)).await.unwrap();
-    assert!(audits.iter().any(|a| a.detail.contains("record 1 of host h1")), "{audits:?}");
+    let refusals = audits.iter().filter(|a| a.action == "evidence-refused" && a.detail.contains("record 1 of host h1"));
+    assert_eq!(refusals.count(), 1, "{audits:?}");
     let kept = life.store.call(move |s| s.evidence(run, &"h1".parse().unwrap(), 0, 10)).await.unwrap();
     assert_eq!(kept[0].record.body, log("one"));
     life.end().await;
@@ -579,5 +587,30 @@ async fn a_name_moves_to_another_machine_by_a_new_enrolment() {
     // Nobody is let in while it is not known which machine a host is.
     sabotage(home.path(), "ALTER TABLE host RENAME TO away");
     assert_eq!(life.control.machine_of(&h1).await.unwrap_err().class, FailureClass::Transient);
+    life.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_and_complaining_hosts_cannot_fill_the_store() {
+    let home = tempfile::tempdir().unwrap();
+    let clock = Arc::new(TestClock::default());
+    let (life, agents, _accepted) = idle_hosts(home.path(), &clock).await;
+    let run = life.run().await;
+    let from = "10.9.9.9".parse().unwrap();
+    for n in 0..500 {
+        let failure = Failure::refused("handshake", format!("{n} {}", "x".repeat(10_000)), "");
+        life.control.report(from, None, &failure);
+        let failure = Failure::new(FailureClass::Transient, "agent-run", format!("fault {n}"), "");
+        life.control.demand_refused(&agents[0].peer, run, failure).await;
+    }
+    clock.pass(60_000);
+    looked(&life).await;
+    let audits = life.store.call(|s| s.audits(10_000)).await.unwrap();
+    let refused: Vec<_> = audits.iter().filter(|a| a.action == "refused").collect();
+    assert_eq!(refused.len(), 2, "{refused:?}");
+    assert!(refused[0].detail.len() < 600);
+    assert_eq!(refused[1].detail, "499 more from 10.9.9.9 within a minute");
+    let events = life.store.call(move |s| s.events(run, 0, 10_000)).await.unwrap();
+    assert_eq!(events.iter().filter(|e| e.note.kind == "complaint").count(), 21);
     life.end().await;
 }

@@ -42,7 +42,7 @@ use tokio::{
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub const TIMES: LeaseTimes =
-    LeaseTimes { beat_ms: 40, dispatch_ms: 400, life_ms: 30_000, silent_ms: 200, quiet_slack_ms: 200 };
+    LeaseTimes { beat_ms: 40, dispatch_ms: 400, life_ms: 30_000, silent_ms: 200, quiet_slack_ms: 200, grace_ms: 1_000 };
 
 pub fn host(name: &str) -> HostId {
     name.parse().unwrap()
@@ -96,6 +96,8 @@ pub struct State {
     pub batches: u32,
     /// Commit this many batches and then fail before the answer.
     pub lose_answers: u32,
+    /// Runs that do not exist here.
+    pub unknown_runs: Vec<RunId>,
     pub leases: HostLeases,
     pub orders: BTreeMap<HostId, watch::Sender<Order>>,
     pub refuse: Option<Failure>,
@@ -124,6 +126,7 @@ impl Store {
             committed: BTreeMap::new(),
             batches: 0,
             lose_answers: 0,
+            unknown_runs: vec![],
             leases: HostLeases::new(TIMES, SystemClock.boottime()),
             orders: BTreeMap::new(),
             refuse: None,
@@ -213,6 +216,9 @@ impl Ports for Store {
     async fn commit_evidence(&self, _: &Peer, batch: EvidenceBatch) -> Result<EvidenceAck, Failure> {
         self.with(|s| {
             s.batches += 1;
+            if s.unknown_runs.contains(&batch.run) {
+                return Err(Failure::new(FailureClass::Permanent, "no-such-run", "not here", ""));
+            }
             let host = batch.records[0].host.clone();
             let through = |s: &State| {
                 s.committed.keys().filter(|(r, h, _)| *r == batch.run && *h == host).map(|k| k.2).max().unwrap_or(0)
@@ -247,7 +253,7 @@ impl Ports for Store {
         if path.exists() { Ok(path) } else { Err(Failure::refused("no-artifact", "not here", "")) }
     }
 
-    fn report(&self, _: Option<&HostId>, failure: &Failure) {
+    fn report(&self, _: std::net::IpAddr, _: Option<&HostId>, failure: &Failure) {
         self.with(|s| s.reports.push(failure.clone()));
     }
 }
@@ -277,7 +283,7 @@ impl TokenStore for Store {
         Ok(())
     }
 
-    fn refused(&self, _: &HostId, failure: &Failure) {
+    fn refused(&self, _: std::net::IpAddr, _: &HostId, failure: &Failure) {
         self.with(|s| s.refusals.push(failure.clone()));
     }
 }

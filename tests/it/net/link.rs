@@ -45,6 +45,28 @@ async fn an_agent_comes_back_to_a_coordinator_that_was_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_never_taken_holds_up_no_other() {
+    let coordinator = Coordinator::start();
+    let dir = tempfile::tempdir().unwrap();
+    // It sorts before the others.
+    let (unknown, other) = (RunId([0; 6]), RunId([8; 6]));
+    coordinator.store.with(|s| s.unknown_runs = vec![unknown]);
+    let agent = Agent::start(&coordinator, "h1", dir.path()).await;
+    write(&agent, unknown, 0..3);
+    coordinator.store.until("the unknown run was offered", |s| (s.batches > 0).then_some(())).await;
+    write(&agent, other, 0..5);
+    coordinator.store.until("the other run's evidence", |s| (s.committed.len() == 5).then_some(())).await;
+    // More of both, on the same connection: the one that rests does not stop the other.
+    write(&agent, unknown, 3..6);
+    write(&agent, other, 5..10);
+    coordinator.store.until("more of it", |s| (s.committed.len() == 10).then_some(())).await;
+    assert_eq!(coordinator.store.with(|s| s.connects.len()), 1);
+    // It is only resting: once the run is known, its evidence comes.
+    coordinator.store.with(|s| s.unknown_runs.clear());
+    coordinator.store.until("what was refused before", |s| (s.committed.len() == 16).then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn evidence_is_committed_exactly_once_whatever_is_lost() {
     let coordinator = Coordinator::start();
     let dir = tempfile::tempdir().unwrap();
