@@ -6,7 +6,8 @@
 //! ```text
 //! agent        dispatch lease (seconds)  lapsed: takes no new block, finishes the one it holds
 //!              life lease (minutes)      lapsed: stops, unwinds, seals its evidence
-//! coordinator  alive → silent (2.5 s, shown only) → lost (life lease, judged) ; quiet: declared silence, expected
+//! coordinator  alive → silent (2.5 s, shown only) → lost (life lease, judged) ; quiet: declared silence, expected ;
+//!              stuck: alive, and its work does not move within its bound (shown only)
 //! ```
 //! Invariant: nobody is judged lost before the coordinator itself has been up for one full life lease, nor before it has
 //! paid attention without a gap for a grace period.
@@ -180,6 +181,10 @@ pub enum Health {
     QuietOverrun {
         by_ms: u64,
     },
+    /// The agent lives and what it was given does not move within its bound. Shown, not judged.
+    Stuck {
+        for_ms: u64,
+    },
     /// Unheard of for a whole life lease, of which the coordinator watched all: judged.
     Lost {
         for_ms: u64,
@@ -196,6 +201,8 @@ pub struct HostLease {
     pub progress: u64,
     /// When `progress` last grew: alive without progress is a different fault from silence.
     pub progressed: MonoMicros,
+    /// Since when it has work that must move, and within what time.
+    expected: Option<(MonoMicros, u64)>,
     newest_beat: u64,
 }
 
@@ -242,6 +249,8 @@ impl HostLeases {
         lease.heard = lease.heard.max(received);
         lease.quiet_until = None;
         lease.newest_beat = 0;
+        // A restarted agent counts from nothing.
+        lease.progress = 0;
         Ok(())
     }
 
@@ -274,6 +283,14 @@ impl HostLeases {
         }
     }
 
+    /// Which hosts have work that must move, each within so many milliseconds; no others have.
+    pub fn expect_progress(&mut self, bounds_ms: &BTreeMap<HostId, u64>, now: MonoMicros) {
+        for (host, lease) in &mut self.hosts {
+            let since = lease.expected.map_or(now, |(since, _)| since);
+            lease.expected = bounds_ms.get(host).map(|bound| (since, *bound));
+        }
+    }
+
     pub fn forget(&mut self, host: &HostId) {
         self.hosts.remove(host);
     }
@@ -299,7 +316,16 @@ impl HostLeases {
                 Health::QuietOverrun { by_ms: now.ms_since(until) }
             });
         }
-        Some(if for_ms >= self.times.silent_ms { Health::Silent { for_ms } } else { Health::Alive })
+        if for_ms >= self.times.silent_ms {
+            return Some(Health::Silent { for_ms });
+        }
+        if let Some((since, bound_ms)) = lease.expected {
+            let for_ms = now.ms_since(lease.progressed.max(since));
+            if for_ms >= bound_ms {
+                return Some(Health::Stuck { for_ms });
+            }
+        }
+        Some(Health::Alive)
     }
 }
 
@@ -312,6 +338,7 @@ impl HostLease {
             activity: Activity::Idle,
             progress: 0,
             progressed: now,
+            expected: None,
             newest_beat: 0,
         }
     }
@@ -411,6 +438,36 @@ mod tests {
         (3611..=3620).for_each(|s| leases.looked(at(f64::from(s))));
         assert!(matches!(leases.health(&host(), at(3619.9)), Some(Health::Silent { .. })));
         assert!(matches!(leases.health(&host(), at(3620.0)), Some(Health::Lost { .. })));
+    }
+
+    #[test]
+    fn an_agent_that_lives_and_whose_work_does_not_move_is_stuck() {
+        let mut leases = HostLeases::new(LeaseTimes::default(), at(0.0));
+        leases.welcomed(host(), Generation(1), at(0.0)).unwrap();
+        let mut n = 0;
+        let mut health = |leases: &mut HostLeases, t: f64, progress: u64| {
+            n += 1;
+            let beat = Beat { progress, ..beat(1, n, 0) };
+            leases.beat(&host(), &beat, at(t)).unwrap();
+            leases.health(&host(), at(t)).unwrap()
+        };
+        assert_eq!(health(&mut leases, 500.0, 7), Health::Alive, "nothing is expected of it");
+        let bound = BTreeMap::from([(host(), 60_000)]);
+        leases.expect_progress(&bound, at(600.0));
+        leases.expect_progress(&bound, at(630.0));
+        assert_eq!(health(&mut leases, 659.0, 7), Health::Alive);
+        assert_eq!(health(&mut leases, 660.0, 7), Health::Stuck { for_ms: 60_000 });
+        assert_eq!(leases.health(&host(), at(663.0)), Some(Health::Silent { for_ms: 3_000 }), "silence says less");
+        assert_eq!(health(&mut leases, 670.0, 8), Health::Alive);
+        assert_eq!(health(&mut leases, 730.0, 8), Health::Stuck { for_ms: 60_000 });
+        leases.expect_progress(&BTreeMap::new(), at(731.0));
+        assert_eq!(health(&mut leases, 731.0, 8), Health::Alive);
+        // Its agent is started anew and counts from nothing.
+        leases.welcomed(host(), Generation(1), at(740.0)).unwrap();
+        leases.expect_progress(&bound, at(740.0));
+        leases.beat(&host(), &Beat { progress: 1, ..beat(1, 1, 0) }, at(799.0)).unwrap();
+        leases.heard(&host(), at(800.0));
+        assert_eq!(leases.health(&host(), at(800.0)), Some(Health::Alive));
     }
 
     #[test]

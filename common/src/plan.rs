@@ -75,6 +75,13 @@ pub fn guessed_block_ms(experiment: &Experiment) -> f64 {
     experiment.arms.iter().map(|a| 2.5 * guessed_session_ms(a.kind) + BETWEEN_ARMS_MS).sum()
 }
 
+/// A host that has a block, or prepares, shows some progress within this: each arm is created and reset within its
+/// time-out, and five minutes are for templates, settling and what is tried out.
+pub fn progress_bound_ms(experiment: &Experiment) -> u64 {
+    const ALLOWANCE_MS: u64 = 300_000;
+    2 * experiment.design.ready_timeout_ms * experiment.arms.len() as u64 + ALLOWANCE_MS
+}
+
 /// A guess of a run's length when `hosts_on_machine` is the largest number of hosts that share one machine: their blocks
 /// come one after the other. Template builds are counted as two cold sessions each.
 pub fn guessed_run_ms(experiment: &Experiment, hosts_on_machine: u32) -> f64 {

@@ -59,6 +59,7 @@ fn view(h: tasks::HostView) -> HostView {
         (Some(_), _, _) => "released",
         (None, _, Some(Health::Lost { .. })) => "lost",
         (None, true, Some(Health::Silent { .. } | Health::QuietOverrun { .. })) => "silent",
+        (None, true, Some(Health::Stuck { .. })) => "stuck",
         (None, true, _) => "connected",
         (None, false, _) if h.row.welcomed.is_some() => "disconnected",
         (None, false, _) if h.row.installation.is_some() => "enrolled",

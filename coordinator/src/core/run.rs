@@ -362,6 +362,12 @@ impl RunState {
         self.hosts.iter().find(|h| &h.host == host)
     }
 
+    /// Hosts with something to do for this run now.
+    pub fn busy(&self) -> impl Iterator<Item = &HostRun> {
+        let (preparing, measuring) = (self.phase == Phase::Preflight, self.phase == Phase::Running);
+        self.hosts.iter().filter(move |h| (preparing && !h.prepared) || (measuring && h.open_block().is_some()))
+    }
+
     fn host_mut(&mut self, host: &HostId) -> Result<&mut HostRun, Denied> {
         self.hosts.iter_mut().find(|h| &h.host == host).ok_or_else(|| Denied::NotItsHost(host.clone()))
     }

@@ -3,7 +3,11 @@
 //! Woken by evidence, connections, requests and a timer, it looks at everything again: folds committed evidence into the
 //! states, counts leases, lets runs start, asks the analysis, and sends each connected host its order when that differs.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use drums_analysis::{self as analysis, RunMeta};
 use drums_common::{
@@ -13,6 +17,7 @@ use drums_common::{
     failure::{Failure, FailureClass},
     ids::{Generation, HostId, RunId},
     lease::Health,
+    plan,
     telemetry::chain,
     verdict::Verdict,
 };
@@ -84,6 +89,8 @@ pub(super) struct Driver {
     answers: mpsc::Receiver<(RunId, Result<Event, StoreError>)>,
     answer: mpsc::Sender<(RunId, Result<Event, StoreError>)>,
     complaints: BTreeMap<(RunId, HostId), Complaints>,
+    /// Hosts whose work did not move at the last look.
+    stuck: BTreeSet<HostId>,
     /// What hosts said that ends a run and was not stored when it came: nobody says it again.
     owed: Vec<(RunId, HostId, Event)>,
 }
@@ -100,8 +107,16 @@ impl Driver {
     pub(super) async fn load(control: Arc<Control>, queue: mpsc::Receiver<Request>) -> Result<Self, StoreError> {
         let (rows, hosts) = control.store.call(|s| Ok((s.runs(None)?, s.hosts()?))).await?;
         let (answer, answers) = mpsc::channel(16);
-        let mut driver =
-            Self { control, queue, runs: Vec::new(), answers, answer, complaints: BTreeMap::new(), owed: Vec::new() };
+        let mut driver = Self {
+            control,
+            queue,
+            runs: Vec::new(),
+            answers,
+            answer,
+            complaints: BTreeMap::new(),
+            stuck: BTreeSet::new(),
+            owed: Vec::new(),
+        };
         for row in rows.into_iter().filter(|r| unsettled(&r.state)) {
             driver.adopt(row).await?;
         }
@@ -272,6 +287,7 @@ impl Driver {
         }
         self.fold_evidence().await;
         self.count_leases().await;
+        self.watch_progress().await;
         self.start_runs().await;
         let ids: Vec<RunId> = self.runs.iter().map(|r| r.row.state.id).collect();
         for id in ids {
@@ -407,6 +423,37 @@ impl Driver {
             // Whatever connection it has left is of the old generation.
             self.control.links().remove(&host);
         }
+    }
+
+    /// An agent may live and its work stand still: people are told, and nothing else follows.
+    async fn watch_progress(&mut self) {
+        let now = self.control.clock.boottime();
+        let busy: BTreeMap<HostId, (RunId, u64)> = self
+            .runs
+            .iter()
+            .flat_map(|r| {
+                let bound = plan::progress_bound_ms(&r.registration.experiment);
+                r.row.state.busy().map(move |h| (h.host.clone(), (r.row.state.id, bound)))
+            })
+            .collect();
+        let stuck: Vec<(HostId, RunId, u64)> = {
+            let mut leases = self.control.leases();
+            leases.expect_progress(&busy.iter().map(|(host, (_, bound))| (host.clone(), *bound)).collect(), now);
+            let for_ms = |host| match leases.health(host, now) {
+                Some(Health::Stuck { for_ms }) => Some(for_ms),
+                _ => None,
+            };
+            busy.iter().filter_map(|(host, (run, _))| Some((host.clone(), *run, for_ms(host)?))).collect()
+        };
+        for (host, run, for_ms) in
+            stuck.iter().filter(|(host, ..)| !self.stuck.contains(host)).cloned().collect::<Vec<_>>()
+        {
+            tracing::warn!(host = %host, run = %run, for_ms, "the host's work does not move");
+            let text = format!("no progress for {} s, although its agent lives", for_ms / 1_000);
+            self.control.audit(&format!("host {host}"), "stuck", format!("{run}: {text}")).await;
+            self.complain(run, host, text).await;
+        }
+        self.stuck = stuck.into_iter().map(|(host, ..)| host).collect();
     }
 
     /// Starts each run whose machines are free, with its hosts as they are now: they may have been fenced or have moved
@@ -630,7 +677,7 @@ fn utc(at: Micros) -> String {
 
 /// What the analysis gets of a run: its meta data and every record.
 pub fn analysis_inputs(s: &mut dyn Store, state: &RunState) -> Result<(RunMeta, Vec<Record>), StoreError> {
-    let mut late: BTreeMap<HostId, std::collections::BTreeSet<u64>> = BTreeMap::new();
+    let mut late: BTreeMap<HostId, BTreeSet<u64>> = BTreeMap::new();
     let mut records = Vec::new();
     for h in &state.hosts {
         let mut after = 0;
@@ -649,7 +696,7 @@ pub fn analysis_inputs(s: &mut dyn Store, state: &RunState) -> Result<(RunMeta, 
     Ok((run_meta(state, late), records))
 }
 
-fn run_meta(state: &RunState, late: BTreeMap<HostId, std::collections::BTreeSet<u64>>) -> RunMeta {
+fn run_meta(state: &RunState, late: BTreeMap<HostId, BTreeSet<u64>>) -> RunMeta {
     use analysis::RunState as Meta;
     let ended = match &state.ending {
         None => Meta::Running,

@@ -614,3 +614,35 @@ async fn strangers_and_complaining_hosts_cannot_fill_the_store() {
     assert_eq!(events.iter().filter(|e| e.note.kind == "complaint").count(), 21);
     life.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_whose_work_stands_still_is_shown_and_told_of_once() {
+    let home = tempfile::tempdir().unwrap();
+    let clock = Arc::new(TestClock::default());
+    let (life, agents, accepted) = idle_hosts(home.path(), &clock).await;
+    let run = life.run().await;
+    looked(&life).await;
+    clock.pass(drums_common::plan::progress_bound_ms(&registration().experiment));
+    let beat = |number| drums_common::wire::latest::Beat {
+        generation: accepted[0].welcome.generation,
+        number,
+        sent: MonoMicros(0),
+        activity: drums_common::wire::latest::Activity::Idle,
+        quiet_ms: 0,
+        progress: 0,
+    };
+    for number in 1..4 {
+        // h2 says nothing: it is silent, which is another thing.
+        life.control.beat(&agents[0].peer, &beat(number), clock.boottime()).unwrap();
+        looked(&life).await;
+    }
+    let health = |a: &Agent| life.control.health(&a.peer.host).unwrap().0;
+    assert!(matches!(health(&agents[0]), drums_common::lease::Health::Stuck { .. }));
+    assert!(matches!(health(&agents[1]), drums_common::lease::Health::Silent { .. }));
+    let audits = life.store.call(|s| s.audits(100)).await.unwrap();
+    let told: Vec<_> = audits.iter().filter(|a| a.action == "stuck").collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(told[0].actor, "host h1");
+    assert!(life.state(run).await.ending.is_none(), "shown, not judged");
+    life.end().await;
+}
