@@ -97,6 +97,10 @@ pub enum AgentError {
     Runs(#[from] RunError),
     #[error("cannot listen for signals")]
     Signals(#[source] io::Error),
+    #[error(
+        "the agent cannot go on: {0}; start it again (its unit does): the next start undoes what is left, and runs go on"
+    )]
+    Broken(String),
     #[error("the coordinator will not have this agent: {0}")]
     Refused(drums_common::failure::Failure),
 }
@@ -231,6 +235,7 @@ fn with_engine(
         }
     }
     match result {
+        Ok(Stop::Broken(why)) => Err(AgentError::Broken(why)),
         Ok(Stop::Refused(failure)) => Err(AgentError::Refused(failure)),
         other => other,
     }

@@ -168,6 +168,26 @@ fn live_shim_passes_descriptors_and_hides_its_own() -> Result<()> {
     ground.leave()
 }
 
+/// Our end of the shim's socket: this process has no other of its kind.
+fn shim_socket() -> Result<i32> {
+    const SEQPACKET: &str = "0005";
+    let table = fs::read_to_string("/proc/self/net/unix")?;
+    let inodes: Vec<&str> = table
+        .lines()
+        .map(|l| l.split_ascii_whitespace().collect::<Vec<_>>())
+        .filter(|f| f.get(4) == Some(&SEQPACKET))
+        .filter_map(|f| f.get(6).copied())
+        .collect();
+    for entry in fs::read_dir("/proc/self/fd")? {
+        let entry = entry?;
+        let Ok(link) = fs::read_link(entry.path()) else { continue };
+        if inodes.iter().any(|i| link.as_os_str() == format!("socket:[{i}]").as_str()) {
+            return Ok(entry.file_name().to_string_lossy().parse()?);
+        }
+    }
+    bail!("this process has no socket to a shim")
+}
+
 #[test]
 fn live_everything_dies_with_the_agent_or_the_shim() -> Result<()> {
     let ground = Ground::new()?;
@@ -186,6 +206,22 @@ fn live_everything_dies_with_the_agent_or_the_shim() -> Result<()> {
     ensure!(sys.alive(&session) && sys.alive(&tool));
     shim.shutdown();
     ensure!(!sys.alive(&session) && !sys.alive(&tool), "they outlived the shim's orderly end");
+    // The shim goes by an error: what it cannot read is no reason to leave anything behind.
+    let shim = ground.shim()?;
+    let sys = Linux::new(Arc::clone(&shim))?;
+    let child = ground.state.path().join("child");
+    let line = format!("sleep 1000 & echo $! > {}; wait", child.display());
+    let spec = ToolSpec { program: "/bin/sh".into(), args: vec!["-c".to_owned(), line], ..ToolSpec::default() };
+    let tool = sys.spawn_tool(&spec, &[])?;
+    let grandchild = || fs::read_to_string(&child).ok().and_then(|text| text.trim().parse::<i32>().ok());
+    ensure!(wait_until(Duration::from_secs(10), || grandchild().is_some()), "the tool started nothing");
+    nix::sys::socket::send(shim_socket()?, b"no request", nix::sys::socket::MsgFlags::empty())?;
+    ensure!(wait_until(Duration::from_secs(10), || !sys.alive(&tool)), "the tool outlived its shim");
+    let grandchild = grandchild().context("no pid")?;
+    let gone = || matches!(sys.process_start(grandchild), Ok(None));
+    ensure!(wait_until(Duration::from_secs(10), gone), "the tool's child outlived the shim");
+    ensure!(matches!(sys.standing(), Err(SysError::Shim(_))));
+    shim.shutdown();
     // The shim goes: PDEATHSIG.
     let shim = ground.shim()?;
     let sys = Linux::new(Arc::clone(&shim))?;

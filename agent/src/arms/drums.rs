@@ -13,7 +13,7 @@ use std::{
 
 use drums_common::arm::ArmKind;
 
-use super::{Arm, GUEST_PORT, Plan, Site, Template, TemplatePlan, ToolPaths, WantedIdentity, cgroup_limits};
+use super::{Arm, GUEST_PORT, Plan, Site, Template, TemplatePlan, ToolPaths, WantedIdentity, cgroup_limits, reading};
 use crate::{
     engine::api::{Personalise, SessionOrder, Target},
     steps::{
@@ -41,6 +41,8 @@ impl Drums {
 const NETNS_KEY: &str = "drums";
 /// Its descriptor in CRIU's process.
 const NETNS_FD: i32 = 40;
+/// What runc asks CRIU for, too, and cannot be told otherwise: writing the log costs time.
+const LOG_LEVEL: &str = "-v4";
 /// A dump or restore of so small a tree takes tens of milliseconds; one that hangs never ends by itself.
 const CRIU_TIMEOUT_MS: u64 = 60_000;
 
@@ -172,45 +174,9 @@ impl Arm for Drums {
             faults.push("the session has no process".to_owned());
             return seen;
         };
-        for kind in ["pid", "mnt", "net", "ipc", "uts"] {
-            let link = |of: &str| sys.read_link(Path::new(&format!("/proc/{of}/ns/{kind}")));
-            match (link(&process.pid.to_string()), link("self")) {
-                (Ok(theirs), Ok(ours)) => {
-                    if theirs == ours {
-                        faults.push(format!("the session's {kind} namespace is the agent's"));
-                    }
-                    seen.insert(format!("{kind} namespace"), theirs.display().to_string());
-                }
-                _ => faults.push(format!("the session's {kind} namespace cannot be seen")),
-            }
-        }
-        let group = site.name(order.session);
-        match sys.cgroup_procs(&group) {
-            Ok(pids) if pids.contains(&process.pid) => {
-                seen.insert("control group".to_owned(), group);
-            }
-            _ => faults.push(format!("pid 1 of the session is not in its control group {group}")),
-        }
+        reading::container(sys, process.pid, &mut seen, faults);
         if self.kind == ArmKind::DrumsRestored {
-            let log = site.dir(order.session).join("restore.log");
-            seen.insert("mechanism".to_owned(), "criu restore --restore-sibling".to_owned());
-            match sys.read_file(&log) {
-                Ok(bytes) => {
-                    let text = String::from_utf8_lossy(&bytes);
-                    match text.lines().find_map(|l| l.split_once("Version: ").map(|(_, v)| v)) {
-                        Some(version) => {
-                            seen.insert("criu".to_owned(), version.to_owned());
-                        }
-                        None => faults.push("CRIU's log of the restore names no version".to_owned()),
-                    }
-                    if !text.contains("Restore finished successfully") {
-                        faults.push("CRIU's log does not say that the restore finished".to_owned());
-                    }
-                }
-                Err(_) => faults.push("CRIU left no log of the restore".to_owned()),
-            }
-        } else {
-            seen.insert("mechanism".to_owned(), "clone3, overlay, pivot_root".to_owned());
+            reading::restored(sys, &site.dir(order.session).join("restore.log"), &mut seen, faults);
         }
         seen
     }
@@ -240,7 +206,10 @@ fn push(spec: &mut ToolSpec, args: &[&str]) {
 
 fn dump_command(site: &Site, group: &str, image: &Path) -> Result<ToolSpec, PlanError> {
     let mut spec = criu(site, group, Leaf::Tool)?;
-    push(&mut spec, &["dump", "-D", &image.display().to_string(), "-o", "dump.log", "--manage-cgroups=ignore"]);
+    push(
+        &mut spec,
+        &["dump", "-D", &image.display().to_string(), "-o", "dump.log", LOG_LEVEL, "--manage-cgroups=ignore"],
+    );
     push(&mut spec, &["--file-locks", "--ghost-limit", "64M", "--tcp-established", "--network-lock", "skip"]);
     Ok(spec)
 }
@@ -258,7 +227,7 @@ fn restore_command(
     push(&mut spec, &["restore", "-d", "--restore-sibling", "-D", &at(store.join("image")), "-W", &at(dir.to_owned())]);
     push(
         &mut spec,
-        &["-o", "restore.log", "-v3", "--pidfile", &at(dir.join("pid")), "--root", &at(root.target.clone())],
+        &["-o", "restore.log", LOG_LEVEL, "--pidfile", &at(dir.join("pid")), "--root", &at(root.target.clone())],
     );
     push(&mut spec, &["--manage-cgroups=ignore", "--file-locks", "--ghost-limit", "64M", "--tcp-close"]);
     push(&mut spec, &["--inherit-fd", &format!("fd[{NETNS_FD}]:{NETNS_KEY}")]);

@@ -4,6 +4,7 @@
 pub mod drums;
 pub mod external;
 pub mod qemu;
+pub mod reading;
 pub mod registry;
 pub mod runc;
 

@@ -104,6 +104,8 @@ pub struct Reset {
     /// From the intended reset of the used session to the first full answer of its successor.
     pub timed: Timed,
     pub ready: GuestReady,
+    /// Of the successor, read after the clock stopped.
+    pub fidelity: FidelityReading,
     /// The successor; the old handle is used up.
     pub handle: SessionHandle,
     /// What of the old session could not be undone.
@@ -156,6 +158,13 @@ pub enum EngineError {
     },
 }
 
+impl SessionFailure {
+    /// The host is why: nothing is said about the arm.
+    pub fn is_host_fault(&self) -> bool {
+        crate::sys::is_host_fault(self)
+    }
+}
+
 impl EngineError {
     /// True when the failure counts against the arm.
     pub fn is_outcome(&self) -> bool {
@@ -196,6 +205,9 @@ pub enum HostFailure {
     Sys(#[from] crate::sys::SysError),
     #[error("{0}")]
     Unfit(String),
+    /// What looked like a session's failure.
+    #[error(transparent)]
+    Session(Box<SessionFailure>),
 }
 
 /// Body of `POST /drums/personalise`: what makes a restored sibling itself.
@@ -269,6 +281,9 @@ pub trait ArmEngine {
     /// After a bug of ours (a panic) in the middle of an operation: nothing that this engine held counts as held any
     /// more, templates included, and the audit undoes it.
     fn reclaim(&mut self) -> AuditReport;
+
+    /// Why this engine can make nothing any more, if so; only starting the agent again helps.
+    fn broken(&self) -> Option<String>;
 
     /// CPU time used so far by the agent, the shim and every group made here, microseconds: what the noise gate takes
     /// off the machine's busy time.

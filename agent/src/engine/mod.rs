@@ -6,6 +6,7 @@
 pub mod api;
 pub mod bench;
 mod handle;
+mod membership;
 mod open;
 mod operate;
 mod prober;
@@ -33,7 +34,7 @@ use crate::{
     arms::{self, Arm, Plan, Site},
     ledger::{Ledger, audit},
     steps::Resource,
-    sys::Sys,
+    sys::{Sys, SysError},
 };
 
 pub use open::{EngineConfig, OpenError};
@@ -168,6 +169,10 @@ impl ArmEngine for Engine {
         let scratch = self.scratch_plan.clone();
         self.live.retain(|plan| Some(plan) == scratch.as_ref());
         self.audit()
+    }
+
+    fn broken(&self) -> Option<String> {
+        self.sys.standing().err().filter(SysError::is_shim).map(|e| drums_common::telemetry::chain(&e))
     }
 
     fn own_cpu_us(&self) -> u64 {

@@ -2,13 +2,14 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
+use drums_common::{arm::ArmKind, ids::SessionRef};
 use serde_json::{Value, json};
 
 use super::{
     Engine,
     api::{
-        Created, Destroyed, EngineError, GuestReady, HostFailure, Reset, SessionFailure, SessionHandle, SessionOrder,
-        Target,
+        Created, Destroyed, EngineError, GuestReady, HostFailure, ProbeError, Reset, SessionFailure, SessionHandle,
+        SessionOrder, Target,
     },
     host,
     run::{Made, Stopped},
@@ -30,15 +31,11 @@ impl Cause {
         Self::Session { stage, failure }
     }
 
-    pub(super) fn with(self, order: &SessionOrder<'_>, leaked: Vec<String>) -> EngineError {
+    fn of(self, session: SessionRef, kind: ArmKind, leaked: Vec<String>) -> EngineError {
         match self {
-            Self::Session { stage, failure } => EngineError::Session {
-                session: order.session,
-                kind: order.arm.kind,
-                stage: stage.to_owned(),
-                leaked,
-                source: Box::new(failure),
-            },
+            Self::Session { stage, failure } => {
+                EngineError::Session { session, kind, stage: stage.to_owned(), leaked, source: Box::new(failure) }
+            }
             Self::Host { attempted, failure } => EngineError::Host { attempted, leaked, source: Box::new(failure) },
         }
     }
@@ -61,6 +58,32 @@ struct Up {
 }
 
 impl Engine {
+    /// A failure counts against an arm only while the host stands: without the shim every session fails, and so does
+    /// one that ran into the end of the agent's own descriptors or disk.
+    fn charge(&self, session: SessionRef, kind: ArmKind, cause: Cause, leaked: Vec<String>) -> EngineError {
+        let cause = match cause {
+            Cause::Session { stage, failure } => {
+                let attempted = format!("session {session} of {kind} could not be judged: {stage} failed");
+                match self.sys.standing() {
+                    Err(e) => {
+                        tracing::error!(%session, stage, error = drums_common::telemetry::chain(&failure), "failed without a shim");
+                        Cause::Host { attempted, failure: e.into() }
+                    }
+                    Ok(()) if failure.is_host_fault() => {
+                        Cause::Host { attempted, failure: HostFailure::Session(Box::new(failure)) }
+                    }
+                    Ok(()) => Cause::Session { stage, failure },
+                }
+            }
+            host @ Cause::Host { .. } => host,
+        };
+        cause.of(session, kind, leaked)
+    }
+
+    pub(super) fn failed(&self, order: &SessionOrder<'_>, cause: Cause, leaked: Vec<String>) -> EngineError {
+        self.charge(order.session, order.arm.kind, cause, leaked)
+    }
+
     /// Plan and ledger, before the clock starts.
     pub(super) fn prepare(&mut self, order: &SessionOrder<'_>) -> Result<(String, Plan), EngineError> {
         let plan = self.plan(order)?;
@@ -81,7 +104,7 @@ impl Engine {
             Ok(up) => self.created(order, plan, made, timeline, up),
             Err(cause) => {
                 let (_, leaked) = self.unwind(made, &mut timeline);
-                Err(cause.with(order, leaked))
+                Err(self.failed(order, cause, leaked))
             }
         }
     }
@@ -176,20 +199,15 @@ impl Engine {
         // Our own accounts are settled after the clock stopped.
         let leaked = self.account(old);
         match up {
-            Ok(up) => Ok(Reset {
-                timed: timeline.done(up.ready_us),
-                ready: up.ready,
-                handle: SessionHandle {
-                    session: order.session,
-                    kind: order.arm.kind,
-                    target: target(&plan, &made),
-                    made,
-                },
-                leaked,
-            }),
+            Ok(up) => {
+                let target = target(&plan, &made);
+                let fidelity = self.read(order, &plan, &target, &made.cx, &up.ready);
+                let handle = SessionHandle { session: order.session, kind: order.arm.kind, target, made };
+                Ok(Reset { timed: timeline.done(up.ready_us), ready: up.ready, fidelity, handle, leaked })
+            }
             Err(cause) => {
                 let (_, more) = self.unwind(made, &mut timeline);
-                Err(cause.with(order, leaked.into_iter().chain(more).collect()))
+                Err(self.failed(order, cause, leaked.into_iter().chain(more).collect()))
             }
         }
     }
@@ -218,7 +236,7 @@ impl Engine {
 
     pub(super) fn plant(&mut self, handle: &SessionHandle) -> Result<(), EngineError> {
         let answer = self.prober.post(&handle.target, "/drums/dirty", &json!({}), CALL_TIMEOUT);
-        let planted = answer.map_err(|e| guest(handle, "planting of marks", e))?;
+        let planted = answer.map_err(|e| self.guest(handle, "planting of marks", e))?;
         let missing: Vec<_> = marks(&planted).filter(|(_, there)| !there).map(|(name, _)| name).collect();
         if missing.is_empty() {
             return Ok(());
@@ -234,8 +252,13 @@ impl Engine {
 
     pub(super) fn look_for_dirt(&mut self, handle: &SessionHandle) -> Result<Vec<String>, EngineError> {
         let answer = self.prober.get(&handle.target, "/drums/dirty", CALL_TIMEOUT);
-        let seen = answer.map_err(|e| guest(handle, "look for marks", e))?;
+        let seen = answer.map_err(|e| self.guest(handle, "look for marks", e))?;
         Ok(marks(&seen).filter(|(_, there)| *there).map(|(name, _)| name).collect())
+    }
+
+    fn guest(&self, handle: &SessionHandle, stage: &'static str, source: ProbeError) -> EngineError {
+        let cause = Cause::session(stage, SessionFailure::Guest { what: "the call", source });
+        self.charge(handle.session, handle.kind, cause, Vec::new())
     }
 }
 
@@ -248,16 +271,6 @@ fn take(mut handle: SessionHandle) -> Made {
     std::mem::take(&mut handle.made)
 }
 
-fn guest(handle: &SessionHandle, stage: &str, source: super::api::ProbeError) -> EngineError {
-    EngineError::Session {
-        session: handle.session,
-        kind: handle.kind,
-        stage: stage.to_owned(),
-        leaked: Vec::new(),
-        source: Box::new(SessionFailure::Guest { what: "the call", source }),
-    }
-}
-
 /// The guest's answer about its marks: names and whether they are there.
 fn marks(answer: &Value) -> impl Iterator<Item = (String, bool)> {
     let map = answer.as_object().cloned().unwrap_or_default();
@@ -265,10 +278,7 @@ fn marks(answer: &Value) -> impl Iterator<Item = (String, bool)> {
 }
 
 /// `ok` in a guest's answer, or what it says failed.
-pub(super) fn accepted(
-    what: &'static str,
-    answer: Result<Value, super::api::ProbeError>,
-) -> Result<(), SessionFailure> {
+pub(super) fn accepted(what: &'static str, answer: Result<Value, ProbeError>) -> Result<(), SessionFailure> {
     let answer = answer.map_err(|source| SessionFailure::Guest { what, source })?;
     if answer.get("ok").and_then(Value::as_bool) == Some(true) {
         return Ok(());

@@ -7,6 +7,7 @@ use drums_common::evidence::LimitsRead;
 use super::{
     Engine,
     api::{FidelityReading, GuestReady, SessionOrder, Target},
+    membership,
     operate::CALL_TIMEOUT,
 };
 use crate::{
@@ -48,10 +49,15 @@ impl Engine {
             faults.push("the guest server's binary is not the workload's".to_owned());
         }
         self.carried_state(order, ready, &mut faults);
-        let mechanism = match self.arm(order.arm.kind) {
+        let mut mechanism = match self.arm(order.arm.kind) {
             Ok(arm) => arm.mechanism(&self.site, order, &*self.sys, cx, &mut faults),
             Err(_) => BTreeMap::new(),
         };
+        let outside = faults.len();
+        let threads = membership::read(&*self.sys, plan, cx, &mut faults);
+        if faults.len() == outside {
+            mechanism.insert("inside_limits".to_owned(), format!("all {threads} threads"));
+        }
         FidelityReading { mechanism, limits, guest_sha256, faults }
     }
 

@@ -64,7 +64,7 @@ impl Engine {
             Err(cause) => {
                 let (_, more) = self.unwind(store, &mut Timeline::start(self.sys.now_us()));
                 leaked.extend(more);
-                Err(cause.with(order, leaked))
+                Err(self.failed(order, cause, leaked))
             }
         }
     }

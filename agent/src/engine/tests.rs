@@ -39,6 +39,8 @@ struct Guests {
     silent: bool,
     /// They are ready so long after their start, whatever the engine does meanwhile.
     boot_us: u64,
+    /// The shim dies while they boot.
+    dies_booting: bool,
     kernel: Fake,
 }
 
@@ -50,6 +52,9 @@ impl Prober for Guests {
         deadline_us: u64,
         alive: &mut dyn FnMut() -> bool,
     ) -> Result<ReadyAnswer, ProbeError> {
+        if self.dies_booting {
+            self.kernel.lose_shim();
+        }
         if self.silent || !alive() {
             return Err(ProbeError::NotReady {
                 target: target.address,
@@ -225,6 +230,72 @@ fn a_reset_whose_successor_fails_leaves_neither() {
         assert!(b.fake.fired().is_some());
         b.fake.fail(None);
         b.assert_nothing_new(&[], &format!("a reset that failed at {call}"));
+    }
+}
+
+#[test]
+fn what_the_host_lacks_is_never_charged_to_an_arm() {
+    let mut b = Bench::new(ArmKind::DrumsRestored, Guests::default());
+    b.with(|e, o| e.build_template(o)).unwrap();
+    let before = b.fake.left();
+    for errno in [libc::EMFILE, libc::ENFILE, libc::ENOSPC, libc::EIO] {
+        b.fake.fail_with(errno);
+        for call in 0..8 {
+            b.fake.fail(Some(Fault { call, after_effect: true }));
+            let error = b.with(|e, o| e.create(o)).unwrap_err();
+            assert!(!error.is_outcome(), "{errno} at {call}: {error}");
+            b.fake.fail(None);
+            b.assert_nothing_new(&before, &format!("{errno} at {call}"));
+        }
+    }
+}
+
+#[test]
+fn without_a_shim_the_engine_is_broken_and_no_session_is_to_blame() {
+    let fails = |b: &mut Bench, what: &str, error: EngineError| {
+        assert!(!error.is_outcome(), "{what}: {error}");
+        let why = b.engine.broken().expect("an engine without a shim is broken");
+        assert!(why.contains("shim"), "{why}");
+    };
+    let mut b = Bench::new(ArmKind::DrumsCold, Guests::default());
+    assert_eq!(b.engine.broken(), None);
+    let created = b.with(|e, o| e.create(o)).unwrap();
+    b.fake.lose_shim();
+    let error = b.with(|e, o| e.reset(created.handle, o)).unwrap_err();
+    fails(&mut b, "reset", error);
+    let error = b.with(|e, o| e.create(o)).unwrap_err();
+    fails(&mut b, "create", error);
+    b.assert_nothing_new(&[], "a shim's death");
+    // It dies while the guest boots: all that is seen is silence.
+    let dies = Guests { dies_booting: true, ..Guests::default() };
+    let mut b = Bench::new(ArmKind::DrumsCold, dies);
+    let error = b.with(|e, o| e.create(o)).unwrap_err();
+    fails(&mut b, "silence", error);
+}
+
+#[test]
+fn a_session_and_its_successor_are_read() {
+    let mut b = Bench::new(ArmKind::DrumsCold, Guests::default());
+    let created = b.with(|e, o| e.create(o)).unwrap();
+    let reset = b.with(|e, o| e.reset(created.handle, o)).unwrap();
+    for reading in [&created.fidelity, &reset.fidelity] {
+        assert_eq!(reading.faults, [""; 0]);
+        assert_eq!((reading.mechanism["root"].as_str(), reading.mechanism["seccomp"].as_str()), ("overlay", "filter"));
+    }
+    let namespace = |r: &super::api::FidelityReading| r.mechanism["net_namespace"].clone();
+    assert_ne!(namespace(&created.fidelity), namespace(&reset.fidelity), "the reading is of the successor");
+    b.engine.destroy(reset.handle).unwrap();
+}
+
+#[test]
+fn a_process_outside_one_controller_is_outside_the_limits() {
+    for controller in ["cpu", "cpuacct", "cpuset", "memory"] {
+        let mut b = Bench::new(ArmKind::DrumsCold, Guests::default());
+        b.fake.lead_astray(controller);
+        let created = b.with(|e, o| e.create(o)).unwrap();
+        let faults = &created.fidelity.faults;
+        assert!(matches!(&faults[..], [f] if f.contains(&format!("for {controller},"))), "{controller}: {faults:?}");
+        b.engine.destroy(created.handle).unwrap();
     }
 }
 

@@ -74,7 +74,7 @@ pub fn next_action(s: &Situation<'_>) -> Action {
     };
     match s.stop {
         // The coordinator may see us again: open runs go on then.
-        Some(Stop::Signal(_)) => return Action::Stop(open().collect()),
+        Some(Stop::Signal(_) | Stop::Broken(_)) => return Action::Stop(open().collect()),
         Some(Stop::Retired { reason }) => {
             return or_stop(&format!("the host was retired: {reason}"));
         }
@@ -139,6 +139,7 @@ pub fn interruption(run: RunId, s: &Situation<'_>) -> Option<BlockResult> {
         Some(Stop::Signal(name)) => {
             return Some(BlockResult::Interrupted(format!("the agent was stopped by {name}")));
         }
+        Some(Stop::Broken(why)) => return Some(BlockResult::Interrupted(format!("the agent cannot go on: {why}"))),
         Some(Stop::Retired { reason }) => {
             return Some(BlockResult::Interrupted(format!("the host was retired: {reason}")));
         }

@@ -211,6 +211,13 @@ impl<E: ArmEngine> Runner<E> {
 
     /// One decision and its effect. What goes wrong holds up its own run, and nothing else.
     pub fn step(&mut self, view: &View) -> Step {
+        if view.stop.is_none()
+            && let Some(why) = self.parts.engine.broken()
+        {
+            tracing::error!(error = why, "the agent cannot go on and ends; its service manager starts it again");
+            self.parts.link.stop(Stop::Broken(why));
+            return Step::Did;
+        }
         let now = self.parts.clock.boottime();
         self.held_up.retain(|_, h| h.until.is_none_or(|until| now < until && h.told_at == view.version));
         // Before anything is written: a disk that takes nothing must not keep the agent from ending.

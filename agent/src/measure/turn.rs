@@ -136,7 +136,7 @@ impl<'a> Turn<'a, '_> {
         self.identity = ready.identity();
         self.state.clone_from(&ready.state);
         self.timeline(self.first, "create", &timed);
-        self.fidelity(fidelity);
+        self.fidelity(self.first, fidelity);
         let mut faults = self.check_ready(&first, &ready, &[]);
         match use_session(engine, &handle) {
             Ok(f) => faults.extend(f),
@@ -177,6 +177,7 @@ impl<'a> Turn<'a, '_> {
         self.leaked.extend_from_slice(&reset.leaked);
         self.identity_after_reset = reset.ready.identity();
         self.timeline(second, "reset", &reset.timed);
+        self.fidelity(second, reset.fidelity);
         let before = [("the session before the reset".to_owned(), self.identity.clone())];
         let mut faults = self.check_ready(&successor, &reset.ready, &before);
         faults.extend(reset.leaked.iter().map(|l| format!("{l} of the old session is still there")));
@@ -306,7 +307,7 @@ impl<'a> Turn<'a, '_> {
         }));
     }
 
-    fn fidelity(&mut self, reading: FidelityReading) {
+    fn fidelity(&mut self, session: SessionRef, reading: FidelityReading) {
         let o = self.order;
         let (guest_sha256, equivalence) = gates::equivalence(o.workload.guest_sha256, reading.guest_sha256);
         let mut faults = reading.faults;
@@ -316,7 +317,7 @@ impl<'a> Turn<'a, '_> {
             position: o.position,
             arm: o.arm.name.clone(),
             kind: o.arm.kind,
-            session: self.first,
+            session,
             mechanism: reading.mechanism,
             limits: reading.limits,
             workload_sha256: o.workload.sha256,

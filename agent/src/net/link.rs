@@ -33,6 +33,8 @@ const ANNOUNCE_WAIT: Duration = Duration::from_millis(100);
 pub enum Stop {
     /// A signal: finish orderly.
     Signal(&'static str),
+    /// The agent cannot go on; whoever started it starts it again.
+    Broken(String),
     /// The coordinator let this host go.
     Retired { reason: String },
     /// The coordinator will not have this agent.

@@ -211,6 +211,7 @@ async fn say(mut send: SendStream, connection: Connection, context: Arc<Context>
         if leaving {
             let reason = match context.shared.stopping() {
                 Some(Stop::Signal(name)) => format!("stopped by {name}"),
+                Some(Stop::Broken(why)) => format!("broken: {why}"),
                 Some(Stop::Retired { reason }) => format!("retired: {reason}"),
                 Some(Stop::Refused(_)) | None => "ended".to_owned(),
             };

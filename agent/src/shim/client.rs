@@ -11,13 +11,19 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::{
+    socket::{AddressFamily, SockFlag, SockType, setsockopt, socketpair, sockopt},
+    time::TimeVal,
+};
 
 use super::{
     ShimError,
     protocol::{self, Reply, Request},
 };
 
+/// The shim answers within milliseconds, tens under load. One that does not answer for so long hangs, and the measuring
+/// thread must not hang with it: it counts as gone.
+const ANSWER_TIMEOUT: TimeVal = TimeVal::new(30, 0);
 /// Number of the socket in the shim.
 const SHIM_FD: i32 = 3;
 
@@ -42,6 +48,10 @@ impl ShimClient {
         let fail = |what| move |e: io::Error| ShimError::Socket { what, source: e };
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
             .map_err(|e| fail("make a socket for")(e.into()))?;
+        setsockopt(&ours, sockopt::ReceiveTimeout, &ANSWER_TIMEOUT)
+            .map_err(|e| fail("bound the waiting for")(e.into()))?;
+        setsockopt(&ours, sockopt::SendTimeout, &ANSWER_TIMEOUT)
+            .map_err(|e| fail("bound the waiting for")(e.into()))?;
         let raw = theirs.as_raw_fd();
         let mut command = Command::new(program);
         command.arg("shim").stdin(Stdio::null());
@@ -70,14 +80,23 @@ impl ShimClient {
     /// One request and its reply.
     pub fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), ShimError> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let Inner { sock, buffer, .. } = &mut *inner;
-        let Some(sock) = sock.as_ref() else { return Err(ShimError::Gone) };
-        protocol::send(sock.as_fd(), request, fds).map_err(|e| gone("send a request to", e))?;
-        match protocol::receive(sock.as_fd(), buffer) {
-            Ok(Some(reply)) => Ok(reply),
-            Ok(None) => Err(ShimError::Gone),
-            Err(e) => Err(gone("receive a reply from", e)),
+        let Inner { sock, buffer, child } = &mut *inner;
+        let Some(open) = sock.as_ref() else { return Err(ShimError::Gone) };
+        let said =
+            protocol::send(open.as_fd(), request, fds).map_err(|e| failed("send a request to", e)).and_then(|()| {
+                match protocol::receive(open.as_fd(), buffer) {
+                    Ok(Some(reply)) => Ok(reply),
+                    Ok(None) => Err(ShimError::Gone),
+                    Err(e) => Err(failed("receive a reply from", e)),
+                }
+            });
+        if matches!(said, Err(ShimError::Gone)) {
+            // A late answer would be taken for the next request's. What a killed shim leaves, the audit undoes.
+            *sock = None;
+            let _ = child.kill();
+            let _ = child.try_wait();
         }
+        said
     }
 
     /// Ends the shim and waits for it: everything it started is dead afterwards.
@@ -89,9 +108,10 @@ impl ShimClient {
     }
 }
 
-fn gone(what: &'static str, source: io::Error) -> ShimError {
+fn failed(what: &'static str, source: io::Error) -> ShimError {
     match source.raw_os_error() {
-        Some(libc::EPIPE | libc::ECONNRESET) => ShimError::Gone,
+        // The last one is a time-out.
+        Some(libc::EPIPE | libc::ECONNRESET | libc::EAGAIN) => ShimError::Gone,
         _ => ShimError::Socket { what, source },
     }
 }

@@ -28,7 +28,7 @@ pub enum ShimError {
         #[source]
         source: std::io::Error,
     },
-    #[error("the shim has ended; restart the agent")]
+    #[error("the shim has ended or hangs, and nothing can be started without it")]
     Gone,
     #[error("the shim answered out of turn: {0}")]
     Protocol(String),

@@ -84,38 +84,45 @@ fn run(sock: &OwnedFd) -> io::Result<()> {
         children: BTreeMap::new(),
         ungrouped_us: 0,
     };
-    let mut buffer = Vec::new();
-    loop {
-        let mut fds = [PollFd::new(sock.as_fd(), PollFlags::POLLIN), PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::NONE) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(e) => return Err(e.into()),
-        }
-        let [socket_ready, signal_ready] = fds.map(|f| f.any().unwrap_or(false));
-        if signal_ready {
-            while signals.read_signal()?.is_some() {}
-            shim.reap();
-        }
-        if socket_ready {
-            let Some((request, fds)) = protocol::receive::<Request>(sock.as_fd(), &mut buffer)? else {
-                break;
-            };
-            let (reply, fd) = match shim.handle(request, &fds) {
-                Ok((reply, fd)) => (reply, fd),
-                Err(failed) => (Reply::Failed(failed), None),
-            };
-            drop(fds);
-            let out: Vec<_> = fd.iter().map(|f| f.as_fd()).collect();
-            if protocol::send(sock.as_fd(), &reply, &out).is_err() {
-                break;
-            }
-        }
-    }
+    let ended = shim.listen(sock, &signals);
+    // However it ended: nobody is left to answer for what runs.
     shim.kill_everything();
-    Ok(())
+    ended
 }
 
 impl Shim {
+    /// Answers requests until the agent is gone.
+    fn listen(&mut self, sock: &OwnedFd, signals: &SignalFd) -> io::Result<()> {
+        let mut buffer = Vec::new();
+        loop {
+            let mut fds =
+                [PollFd::new(sock.as_fd(), PollFlags::POLLIN), PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+            let [socket_ready, signal_ready] = fds.map(|f| f.any().unwrap_or(false));
+            if signal_ready {
+                while signals.read_signal()?.is_some() {}
+                self.reap();
+            }
+            if socket_ready {
+                let Some((request, fds)) = protocol::receive::<Request>(sock.as_fd(), &mut buffer)? else {
+                    return Ok(());
+                };
+                let (reply, fd) = match self.handle(request, &fds) {
+                    Ok((reply, fd)) => (reply, fd),
+                    Err(failed) => (Reply::Failed(failed), None),
+                };
+                drop(fds);
+                let out: Vec<_> = fd.iter().map(|f| f.as_fd()).collect();
+                if protocol::send(sock.as_fd(), &reply, &out).is_err() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
     fn handle(&mut self, request: Request, fds: &[OwnedFd]) -> Answer {
         match request {
             Request::Netns => {

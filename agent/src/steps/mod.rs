@@ -47,6 +47,13 @@ pub enum StepError {
     /// A tool ran and failed; the end of its output tells why.
     #[error("{tool} ended with {status}: {output}")]
     Tool { tool: String, status: String, output: String },
+    /// What is neither the kernel nor a tool failed: a monitor's protocol, a file of ours.
+    #[error("cannot {what}")]
+    Failed {
+        what: String,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Something else about the step, said in words.
     #[error("{0}")]
     Other(String),

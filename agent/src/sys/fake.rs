@@ -27,6 +27,11 @@ struct State {
     now_us: u64,
     calls: usize,
     fault: Option<Fault>,
+    errno: i32,
+    /// There is no shim any more.
+    helpless: bool,
+    /// Hierarchies that new processes are not put into.
+    astray: BTreeSet<String>,
     /// What the fault hit.
     fired: Option<String>,
     groups: BTreeMap<String, LimitsRead>,
@@ -52,7 +57,10 @@ pub struct Fake {
 impl Fake {
     pub fn new() -> Self {
         let fake = Self::default();
-        fake.lock().next_pid = 100;
+        {
+            let mut s = fake.lock();
+            (s.next_pid, s.errno) = (100, libc::EPERM);
+        }
         fake
     }
 
@@ -64,6 +72,20 @@ impl Fake {
     pub fn fail(&self, fault: Option<Fault>) {
         let mut s = self.lock();
         (s.calls, s.fault, s.fired) = (0, fault, None);
+    }
+    /// The error that faults are from now on.
+    pub fn fail_with(&self, errno: i32) {
+        self.lock().errno = errno;
+    }
+    /// Processes are in no group of this controller from now on.
+    pub fn lead_astray(&self, controller: &str) {
+        self.lock().astray.insert(controller.to_owned());
+    }
+    /// The shim dies, and what it started with it.
+    pub fn lose_shim(&self) {
+        let mut s = self.lock();
+        s.helpless = true;
+        s.processes.clear();
     }
     /// What the fault hit, if it did.
     pub fn fired(&self) -> Option<String> {
@@ -118,7 +140,13 @@ impl Fake {
             effect(&mut s)?;
         }
         s.fired = Some(what.to_owned());
-        Err(SysError::os("pretend to", what, io::Error::from_raw_os_error(libc::EIO)))
+        Err(SysError::os("pretend to", what, io::Error::from_raw_os_error(s.errno)))
+    }
+
+    /// A change that the shim makes.
+    fn by_shim<T>(&self, what: &str, effect: impl FnOnce(&mut State) -> Result<T, SysError>) -> Result<T, SysError> {
+        self.standing()?;
+        self.change(what, effect)
     }
 
     fn look<T>(&self, f: impl FnOnce(&State) -> T) -> T {
@@ -129,6 +157,27 @@ impl Fake {
 }
 
 impl State {
+    /// A session's process as /proc shows it: one thread, no children, an overlay for a root.
+    fn proc_file(&self, path: &Path) -> Option<Vec<u8>> {
+        let (_, group) = self.processes.get(&proc_pid(path)?)?;
+        let at = |controller: &str| match group {
+            Some(group) if !self.astray.contains(controller) => format!("/{group}/session"),
+            _ => "/".to_owned(),
+        };
+        let text = match path.file_name()?.to_str()? {
+            "status" => "NSpid:\t100\t1\nSeccomp:\t2\n".to_owned(),
+            "mountinfo" => "92 68 0:40 / / rw - overlay overlay rw\n".to_owned(),
+            "children" => String::new(),
+            "cgroup" => ["memory", "cpuset", "cpu", "cpuacct"]
+                .iter()
+                .zip(2..)
+                .map(|(controller, n)| format!("{n}:{controller}:{}\n", at(controller)))
+                .collect(),
+            _ => return None,
+        };
+        Some(text.into_bytes())
+    }
+
     fn start(&mut self, group: Option<&LeafOf>) -> Process {
         let pid = self.next_pid;
         self.next_pid += 1;
@@ -137,6 +186,11 @@ impl State {
         self.processes.insert(pid, (start, group.map(|l| l.group.clone())));
         Process { pid, start }
     }
+}
+
+/// The process that a path below /proc is about.
+fn proc_pid(path: &Path) -> Option<i32> {
+    path.strip_prefix("/proc").ok()?.components().next()?.as_os_str().to_str()?.parse().ok()
 }
 
 fn no(what: &'static str, target: impl std::fmt::Display, errno: i32) -> SysError {
@@ -160,7 +214,8 @@ impl Sys for Fake {
         })
     }
     fn read_file(&self, path: &Path) -> Result<Vec<u8>, SysError> {
-        self.look(|s| s.files.get(path).cloned()).ok_or_else(|| no("read", path.display(), libc::ENOENT))
+        self.look(|s| s.files.get(path).cloned().or_else(|| s.proc_file(path)))
+            .ok_or_else(|| no("read", path.display(), libc::ENOENT))
     }
     fn path_exists(&self, path: &Path) -> Result<bool, SysError> {
         Ok(self.look(|s| s.dirs.contains(path) || s.files.contains_key(path)))
@@ -187,6 +242,9 @@ impl Sys for Fake {
     }
     fn list_dir(&self, path: &Path) -> Result<Vec<String>, SysError> {
         Ok(self.look(|s| {
+            if let Some(pid) = proc_pid(path).filter(|pid| s.processes.contains_key(pid)) {
+                return vec![pid.to_string()];
+            }
             let below = s.dirs.iter().filter(|d| d.parent() == Some(path));
             below.filter_map(|d| Some(d.file_name()?.to_str()?.to_owned())).collect()
         }))
@@ -257,33 +315,36 @@ impl Sys for Fake {
         Ok(self.look(|s| s.links.iter().filter(|(l, _)| l.starts_with(prefix)).map(|(l, m)| (l.clone(), *m)).collect()))
     }
     fn netns(&self) -> Result<(Option<OwnedFd>, u64), SysError> {
-        self.change("make a network namespace", |s| Ok((None, s.now_us)))
+        self.by_shim("make a network namespace", |s| Ok((None, s.now_us)))
     }
     fn netns_in_use(&self, _: u64) -> Result<bool, SysError> {
         Ok(false)
     }
     fn veth(&self, net: &SessionNet, _: Option<BorrowedFd<'_>>) -> Result<(), SysError> {
-        self.change(&format!("make the veth pair {}", net.link), |s| {
+        self.by_shim(&format!("make the veth pair {}", net.link), |s| {
             s.links.insert(net.link.clone(), net.host_mac);
             Ok(())
         })
     }
     fn tap(&self, net: &SessionNet) -> Result<Option<OwnedFd>, SysError> {
-        self.change(&format!("make the tap {}", net.link), |s| {
+        self.by_shim(&format!("make the tap {}", net.link), |s| {
             s.links.insert(net.link.clone(), net.host_mac);
             Ok(None)
         })
     }
 
+    fn standing(&self) -> Result<(), SysError> {
+        if self.look(|s| s.helpless) { Err(crate::shim::ShimError::Gone.into()) } else { Ok(()) }
+    }
     fn spawn_session(&self, spec: &SessionSpec, _: Option<BorrowedFd<'_>>) -> Result<Child, SysError> {
-        self.change("start a session", |s| Ok(Child { process: s.start(spec.leaf.as_ref()), pidfd: None }))
+        self.by_shim("start a session", |s| Ok(Child { process: s.start(spec.leaf.as_ref()), pidfd: None }))
     }
     /// CRIU as far as files and processes show it: a restore leaves a process and its pid in the pid file, a dump ends
     /// the process. Any other tool ends at once with code 0.
     fn spawn_tool(&self, spec: &ToolSpec, _: &[BorrowedFd<'_>]) -> Result<Child, SysError> {
         let after = |flag: &str| spec.args.iter().skip_while(|a| *a != flag).nth(1).cloned();
         let name = spec.args.first().cloned().unwrap_or_default();
-        self.change(&format!("run {name}"), |s| {
+        self.by_shim(&format!("run {name}"), |s| {
             if let Some(file) = after("--pidfile") {
                 let restored = s.start(spec.leaf.as_ref());
                 s.files.insert(file.into(), restored.pid.to_string().into_bytes());
@@ -298,7 +359,7 @@ impl Sys for Fake {
         })
     }
     fn adopt(&self, pid: i32) -> Result<Child, SysError> {
-        self.change(&format!("adopt {pid}"), |s| match s.processes.get(&pid) {
+        self.by_shim(&format!("adopt {pid}"), |s| match s.processes.get(&pid) {
             Some((start, _)) => Ok(Child { process: Process { pid, start: *start }, pidfd: None }),
             None => Err(no("adopt", pid, libc::ESRCH)),
         })

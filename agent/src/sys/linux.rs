@@ -198,6 +198,9 @@ impl Sys for Linux {
         Ok(self.call(&Request::Tap(net.clone()), &[])?.1)
     }
 
+    fn standing(&self) -> Result<(), SysError> {
+        self.call(&Request::CpuTime, &[]).map(drop)
+    }
     fn spawn_session(&self, spec: &SessionSpec, netns: Option<BorrowedFd<'_>>) -> Result<Child, SysError> {
         self.child(&Request::Session(spec.clone()), netns.as_slice())
     }

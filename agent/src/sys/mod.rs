@@ -89,12 +89,32 @@ impl SysError {
     pub fn os(op: &'static str, target: impl std::fmt::Display, source: io::Error) -> Self {
         Self::Os { op, target: target.to_string(), source }
     }
+    /// The shim could not be spoken to: nothing can be started on this host until the agent is.
+    pub fn is_shim(&self) -> bool {
+        matches!(self, Self::Shim(_))
+    }
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Os { source, .. } | Self::Child { source, .. } => source.raw_os_error(),
             _ => None,
         }
     }
+}
+
+/// True when the host is why something failed, and no session: no shim, no descriptors, no room, a disk that cannot be
+/// read. What has one of these at its root says nothing about an arm.
+pub fn is_host_fault(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(e) = next {
+        let errno = e.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        if e.downcast_ref().is_some_and(SysError::is_shim)
+            || matches!(errno, Some(libc::EMFILE | libc::ENFILE | libc::ENOSPC | libc::EIO))
+        {
+            return true;
+        }
+        next = e.source();
+    }
+    false
 }
 
 /// The kernel, as steps see it. All times are CLOCK_MONOTONIC_RAW microseconds. Removing what is not there succeeds.
@@ -148,6 +168,8 @@ pub trait Sys: Send {
     fn tap(&self, net: &SessionNet) -> Result<Option<OwnedFd>, SysError>;
 
     // Processes, by the shim.
+    /// An error when nothing can be started any more: the shim is asked and does not answer.
+    fn standing(&self) -> Result<(), SysError>;
     /// A session's pid 1. Returns once its program runs.
     fn spawn_session(&self, spec: &SessionSpec, netns: Option<BorrowedFd<'_>>) -> Result<Child, SysError>;
     /// A tool. `fds[i]` becomes descriptor `spec.fds[i]`. Returns once its program runs.

@@ -33,14 +33,8 @@ const STATE_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub const IGNORE_SHARED: &str = "x-ignore-shared";
 
-fn said(what: &str, e: &dyn std::error::Error) -> StepError {
-    let mut text = format!("{what}: {e}");
-    let mut next = e.source();
-    while let Some(s) = next {
-        text.push_str(&format!(": {s}"));
-        next = s.source();
-    }
-    StepError::Other(text)
+fn said(what: &str, e: impl std::error::Error + Send + Sync + 'static) -> StepError {
+    StepError::Failed { what: what.to_owned(), source: Box::new(e) }
 }
 
 /// The session's QMP connection, as later steps and the fidelity reading find it.
@@ -81,7 +75,7 @@ impl Step for EnsureInitrd {
         None
     }
     fn apply(&self, _: &dyn Sys, _: &mut Cx) -> Result<Receipt, StepError> {
-        initrd::ensure(&self.0.tree, &self.0.modules, &self.0.initrd).map_err(|e| said("make the initramfs", &e))?;
+        initrd::ensure(&self.0.tree, &self.0.modules, &self.0.initrd).map_err(|e| said("make the initramfs", e))?;
         Ok(Receipt::Made)
     }
 }
@@ -122,7 +116,7 @@ impl Step for CheckManifest {
     fn apply(&self, _: &dyn Sys, cx: &mut Cx) -> Result<Receipt, StepError> {
         Manifest::read(&self.folder)
             .and_then(|m| m.admit(&self.wanted.fingerprint()?))
-            .map_err(|e| said("check the template's manifest", &e))?;
+            .map_err(|e| said("check the template's manifest", e))?;
         cx.put(RestoredFrom(self.folder.clone()));
         Ok(Receipt::Made)
     }
@@ -142,9 +136,8 @@ impl SpawnQemu {
         Self { resource: Resource::Process { role: Cx::SESSION.to_owned() }, spec, log, state }
     }
 
-    fn with_log(&self, sys: &dyn Sys, e: &QmpError) -> StepError {
-        let StepError::Other(text) = said("start QEMU", e) else { unreachable!("said() makes nothing else") };
-        StepError::Other(format!("{text}; QEMU's own words: {}", tail(sys, &self.log)))
+    fn with_log(&self, sys: &dyn Sys, e: QmpError) -> StepError {
+        said(&format!("start QEMU (its own words: {})", tail(sys, &self.log)), e)
     }
 }
 
@@ -156,10 +149,10 @@ impl Step for SpawnQemu {
         Some(&self.resource)
     }
     fn apply(&self, sys: &dyn Sys, cx: &mut Cx) -> Result<Receipt, StepError> {
-        let (ours, theirs) = UnixStream::pair().map_err(|e| said("make QMP's socket pair", &e))?;
+        let (ours, theirs) = UnixStream::pair().map_err(|e| said("make QMP's socket pair", e))?;
         let theirs = OwnedFd::from(theirs);
         let state = match &self.state {
-            Some(path) => Some(File::open(path).map_err(|e| said(&format!("open {}", path.display()), &e))?),
+            Some(path) => Some(File::open(path).map_err(|e| said(&format!("open {}", path.display()), e))?),
             None => None,
         };
         let tap = cx.taps.last().ok_or_else(|| StepError::Other("start QEMU: the plan made no tap before".into()))?;
@@ -176,7 +169,7 @@ impl Step for SpawnQemu {
         cx.children.insert(Cx::SESSION.to_owned(), child);
         // The child has its copies; ours would keep the connection open after QEMU is gone.
         drop(theirs);
-        let qmp = Qmp::negotiate(ours, QMP_TIMEOUT).map_err(|e| self.with_log(sys, &e))?;
+        let qmp = Qmp::negotiate(ours, QMP_TIMEOUT).map_err(|e| self.with_log(sys, e))?;
         cx.put(Monitor(Mutex::new(qmp)));
         Ok(Receipt::Process(process))
     }
@@ -239,10 +232,10 @@ impl Step for SaveState {
             .write(true)
             .mode(0o400)
             .open(&path)
-            .map_err(|e| said(&format!("create {}", path.display()), &e))?;
+            .map_err(|e| said(&format!("create {}", path.display()), e))?;
         let saved = (|| {
             let mut qmp = monitor(cx, "save the machine")?;
-            let q = |e: QmpError| said("save the machine", &e);
+            let q = |e: QmpError| said("save the machine", e);
             qmp.stop().map_err(q)?;
             // RAM stays in its file; only devices go into the state.
             qmp.set_capability(IGNORE_SHARED, true).map_err(q)?;
@@ -273,14 +266,14 @@ impl Step for SealTemplate {
         None
     }
     fn apply(&self, sys: &dyn Sys, _: &mut Cx) -> Result<Receipt, StepError> {
-        let seal = |e: TemplateError| said("seal the template", &e);
+        let seal = |e: TemplateError| said("seal the template", e);
         // Root writes all the same; what really finds a template out that changed is its digest.
         let ram = self.folder.join(template::RAM);
         std::fs::set_permissions(&ram, Permissions::from_mode(0o400))
-            .map_err(|e| said("seal the template's RAM", &e))?;
+            .map_err(|e| said("seal the template's RAM", e))?;
         let manifest = Manifest::seal(&self.folder, self.wanted.fingerprint().map_err(seal)?).map_err(seal)?;
         let path = self.folder.join(template::MANIFEST);
-        let bytes = serde_json::to_vec_pretty(&manifest).map_err(|e| said("seal the template", &e))?;
+        let bytes = serde_json::to_vec_pretty(&manifest).map_err(|e| said("seal the template", e))?;
         sys.write_file(&path, &bytes, 0o400)
             .map_err(|source| StepError::Act { what: format!("write {}", path.display()), source })?;
         Ok(Receipt::Made)

@@ -1,12 +1,16 @@
 //! Plans of the two runc arms.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use drums_common::{arm::ArmKind, workload::GUEST};
+use serde_json::Value;
 
 use super::steps::{AdoptContainer, Bundle, Checkpoint, RunContainer, WriteConfig};
 use crate::{
-    arms::{Arm, GUEST_PORT, Plan, Site, Template, TemplatePlan, ToolPaths, WantedIdentity, cgroup_limits},
+    arms::{Arm, GUEST_PORT, Plan, Site, Template, TemplatePlan, ToolPaths, WantedIdentity, cgroup_limits, reading},
     engine::api::{Personalise, SessionOrder, Target},
     steps::{Cx, MakeCgroup, MakeDir, MakeNetns, MakeVeth, PlanError, Step},
     sys::{Sys, spec::OverlayRoot},
@@ -180,12 +184,26 @@ impl Arm for Runc {
             faults.push("the container's pid 1 is not known".to_owned());
             return read;
         };
-        super::reading::container(sys, &site.name(order.session), process.pid, &mut read, faults);
+        reading::container(sys, process.pid, &mut read, faults);
         let dir = site.dir(order.session);
-        super::reading::state(sys, &dir.join("runc").join(site.name(order.session)), process.pid, &mut read, faults);
+        state(sys, &dir.join("runc").join(site.name(order.session)), process.pid, &mut read, faults);
         if self.kind.from_template() {
-            super::reading::restored(sys, &dir.join("criu").join("restore.log"), &mut read, faults);
+            reading::restored(sys, &dir.join("criu").join("restore.log"), &mut read, faults);
         }
         read
+    }
+}
+
+/// Reads runc's own state file.
+fn state(sys: &dyn Sys, folder: &Path, pid: i32, read: &mut BTreeMap<String, String>, faults: &mut Vec<String>) {
+    let path = folder.join("state.json");
+    let state: Option<Value> = sys.read_file(&path).ok().and_then(|b| serde_json::from_slice(&b).ok());
+    let Some(state) = state else {
+        faults.push(format!("runc's {} cannot be read", path.display()));
+        return;
+    };
+    read.insert("oci_version".to_owned(), state["config"]["version"].as_str().unwrap_or("?").to_owned());
+    if state["init_process_pid"].as_i64() != Some(i64::from(pid)) {
+        faults.push(format!("runc says that the container's pid 1 is {}, not {pid}", state["init_process_pid"]));
     }
 }

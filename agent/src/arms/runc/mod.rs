@@ -7,7 +7,6 @@
 mod arm;
 pub mod bench;
 pub mod config;
-mod reading;
 mod steps;
 
 pub use arm::Runc;

@@ -59,6 +59,8 @@ pub(super) enum Fault {
     Blind,
     /// Waits until it is told to give up.
     Hang,
+    /// As `Host`, and from then on there is no shim.
+    Broken,
 }
 
 pub(super) type Faults = Rc<RefCell<dyn FnMut(&Call) -> Option<Fault>>>;
@@ -75,6 +77,7 @@ pub(super) struct FakeEngine {
     last: Option<GuestReady>,
     clock_us: u64,
     give_up: Arc<AtomicBool>,
+    broken: bool,
 }
 
 impl FakeEngine {
@@ -91,6 +94,7 @@ impl FakeEngine {
             last: None,
             clock_us: 1_000_000,
             give_up: Arc::default(),
+            broken: false,
         }
     }
 
@@ -125,11 +129,14 @@ impl FakeEngine {
                 leaked: vec![],
                 source: Box::new(SessionFailure::Template("told to fail".into())),
             }),
-            Some(Fault::Host) => Err(EngineError::Host {
-                attempted: op.to_owned(),
-                leaked: vec![],
-                source: Box::new(HostFailure::Unfit("told to break".into())),
-            }),
+            Some(fault @ (Fault::Host | Fault::Broken)) => {
+                self.broken |= fault == Fault::Broken;
+                Err(EngineError::Host {
+                    attempted: op.to_owned(),
+                    leaked: vec![],
+                    source: Box::new(HostFailure::Unfit("told to break".into())),
+                })
+            }
             other => Ok(other),
         }
     }
@@ -173,6 +180,20 @@ impl FakeEngine {
     }
 }
 
+fn fidelity(order: &SessionOrder<'_>) -> FidelityReading {
+    let limits = LimitsRead {
+        cpu_milli: order.limits.cpu_milli,
+        cpus: order.cpus.to_vec(),
+        memory_bytes: order.limits.memory_bytes,
+    };
+    FidelityReading {
+        mechanism: BTreeMap::from([("session".to_owned(), order.session.to_string())]),
+        limits,
+        guest_sha256: Some(Sha256::of(GUEST)),
+        faults: vec![],
+    }
+}
+
 impl ArmEngine for FakeEngine {
     fn unfit(&self, _kind: ArmKind) -> Option<String> {
         None
@@ -209,19 +230,8 @@ impl ArmEngine for FakeEngine {
         let fault = self.check("create", order.session, Some(&order.arm.name))?;
         let timed = self.timed(order.delay);
         let ready = self.answer(order, fault);
-        let limits = LimitsRead {
-            cpu_milli: order.limits.cpu_milli,
-            cpus: order.cpus.to_vec(),
-            memory_bytes: order.limits.memory_bytes,
-        };
-        let fidelity = FidelityReading {
-            mechanism: BTreeMap::new(),
-            limits,
-            guest_sha256: Some(Sha256::of(GUEST)),
-            faults: vec![],
-        };
         let handle = SessionHandle::in_memory(order.session, order.arm.kind);
-        Ok(Created { timed, cpu_s: 0.01, ready, fidelity, handle })
+        Ok(Created { timed, cpu_s: 0.01, ready, fidelity: fidelity(order), handle })
     }
 
     fn reset(&mut self, handle: SessionHandle, order: &SessionOrder<'_>) -> Result<Reset, EngineError> {
@@ -233,7 +243,8 @@ impl ArmEngine for FakeEngine {
             self.dirty.insert(order.session);
         }
         let leaked = if fault == Some(Fault::Leak) { vec!["link d1".into()] } else { vec![] };
-        Ok(Reset { timed, ready, handle: SessionHandle::in_memory(order.session, order.arm.kind), leaked })
+        let handle = SessionHandle::in_memory(order.session, order.arm.kind);
+        Ok(Reset { timed, ready, fidelity: fidelity(order), handle, leaked })
     }
 
     fn destroy(&mut self, handle: SessionHandle) -> Result<Destroyed, EngineError> {
@@ -273,6 +284,10 @@ impl ArmEngine for FakeEngine {
         self.templates.clear();
         let undone = std::mem::take(&mut *self.live.borrow_mut());
         AuditReport { undone: undone.iter().map(ToString::to_string).collect(), ..AuditReport::default() }
+    }
+
+    fn broken(&self) -> Option<String> {
+        self.broken.then(|| "told to break for good".to_owned())
     }
 
     fn own_cpu_us(&self) -> u64 {

@@ -126,6 +126,19 @@ fn without_a_base_there_is_no_control() {
 }
 
 #[test]
+fn an_agent_without_its_shim_charges_no_arm_and_ends() {
+    let mut a = Agent::new(faults(|c| (c.op == "create" && c.nth == 6).then_some(Fault::Broken)));
+    a.offer(RunPhase::Measure, 1);
+    let (stop, _) = a.runner.take().unwrap().run();
+    assert_eq!(stop, crate::net::Stop::Broken("told to break for good".to_owned()));
+    let records = a.records();
+    check_accounts(&records);
+    assert!(failed(&records).is_empty(), "{:?}", failed(&records));
+    assert!(matches!(&results(&records)[..], [(0, BlockResult::Interrupted(_))]), "{:?}", results(&records));
+    assert!(!matches!(&records.last().unwrap().body, Body::Closed(_)), "the next start goes on with the run");
+}
+
+#[test]
 fn leaks_are_in_the_last_record_also_after_a_restart() {
     let mut a = Agent::new(faults(|c| (c.op == "destroy" && c.nth == 0).then_some(Fault::Leak)));
     a.offer(RunPhase::Measure, 1);

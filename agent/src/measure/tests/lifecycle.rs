@@ -22,7 +22,20 @@ fn a_run_leaves_every_record() {
     let count = |f: fn(&Body) -> bool| records.iter().filter(|r| f(&r.body)).count();
     assert_eq!(count(|b| matches!(b, Body::Sample(_))), 80);
     assert_eq!(count(|b| matches!(b, Body::Timeline(_))), 60);
-    assert_eq!(count(|b| matches!(b, Body::Fidelity(f) if f.faults.is_empty())), 20);
+    assert_eq!(
+        count(|b| matches!(b, Body::Fidelity(f) if f.faults.is_empty())),
+        40,
+        "of each session and of its successor"
+    );
+    for r in &records {
+        if let Body::Fidelity(f) = &r.body {
+            assert_eq!(f.mechanism["session"], f.session.to_string(), "a reading is of the session that it names");
+        }
+    }
+    let of =
+        |pick: fn(&Body) -> Option<SessionRef>| records.iter().filter_map(|r| pick(&r.body)).collect::<BTreeSet<_>>();
+    let read = of(|b| if let Body::Fidelity(f) = b { Some(f.session) } else { None });
+    assert_eq!(read, of(|b| if let Body::Timeline(t) = b { Some(t.session) } else { None }));
     assert_eq!(count(|b| matches!(b, Body::Log(_))), 0);
     assert!(a.live.borrow().is_empty());
 }

@@ -1,8 +1,7 @@
-//! What shows that a container really is one, and that a restored one really was restored.
+//! What shows that a container really is one, and that a restored one really was restored: read in the same way for every
+//! arm that makes containers.
 
 use std::{collections::BTreeMap, path::Path};
-
-use serde_json::Value;
 
 use crate::sys::Sys;
 
@@ -11,12 +10,12 @@ fn text(sys: &dyn Sys, path: &str) -> Option<String> {
 }
 
 /// Reads /proc of the container's pid 1.
-pub fn container(sys: &dyn Sys, group: &str, pid: i32, read: &mut BTreeMap<String, String>, faults: &mut Vec<String>) {
+pub fn container(sys: &dyn Sys, pid: i32, read: &mut BTreeMap<String, String>, faults: &mut Vec<String>) {
     match text(sys, &format!("/proc/{pid}/status")) {
         Some(status) => {
             let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
             match field("NSpid:").and_then(|v| v.split_whitespace().last()) {
-                Some("1") => drop(read.insert("pid_namespace".to_owned(), "own, pid 1 in it".to_owned())),
+                Some("1") => drop(read.insert("pid_in_namespace".to_owned(), "1".to_owned())),
                 other => faults.push(format!("the container's first process is {other:?} in its namespace, not 1")),
             }
             match field("Seccomp:") {
@@ -31,16 +30,15 @@ pub fn container(sys: &dyn Sys, group: &str, pid: i32, read: &mut BTreeMap<Strin
         Some(other) => faults.push(format!("the container's root is {other:?}, not an overlay")),
         None => faults.push(format!("/proc/{pid}/mountinfo cannot be read")),
     }
-    match text(sys, &format!("/proc/{pid}/cgroup")) {
-        Some(groups) => {
-            let want = format!("/{group}/session");
-            let memory = groups.lines().find(|l| l.split(':').nth(1).is_some_and(|c| c == "memory"));
-            match memory.or_else(|| groups.lines().next()) {
-                Some(line) if line.ends_with(&want) => drop(read.insert("cgroup".to_owned(), want)),
-                other => faults.push(format!("the container's group is {other:?}, not {want}")),
+    for kind in ["pid", "mnt", "net", "ipc", "uts"] {
+        let link = |of: &str| sys.read_link(Path::new(&format!("/proc/{of}/ns/{kind}"))).ok();
+        match (link(&pid.to_string()), link("self")) {
+            (Some(theirs), Some(ours)) if theirs == ours => {
+                faults.push(format!("the session's {kind} namespace is the agent's"));
             }
+            (Some(theirs), Some(_)) => drop(read.insert(format!("{kind}_namespace"), theirs.display().to_string())),
+            _ => faults.push(format!("the session's {kind} namespace cannot be seen")),
         }
-        None => faults.push(format!("/proc/{pid}/cgroup cannot be read")),
     }
 }
 
@@ -52,27 +50,14 @@ fn root_kind(mountinfo: &str) -> Option<String> {
     })
 }
 
-/// Reads runc's own state file.
-pub fn state(sys: &dyn Sys, folder: &Path, pid: i32, read: &mut BTreeMap<String, String>, faults: &mut Vec<String>) {
-    let path = folder.join("state.json");
-    let state: Option<Value> = sys.read_file(&path).ok().and_then(|b| serde_json::from_slice(&b).ok());
-    let Some(state) = state else {
-        faults.push(format!("runc's {} cannot be read", path.display()));
-        return;
-    };
-    read.insert("oci_version".to_owned(), state["config"]["version"].as_str().unwrap_or("?").to_owned());
-    if state["init_process_pid"].as_i64() != Some(i64::from(pid)) {
-        faults.push(format!("runc says that the container's pid 1 is {}, not {pid}", state["init_process_pid"]));
-    }
-}
-
 /// Reads CRIU's log of the restore.
 pub fn restored(sys: &dyn Sys, log: &Path, read: &mut BTreeMap<String, String>, faults: &mut Vec<String>) {
     match sys.read_file(log) {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes);
-            if let Some(version) = text.lines().find_map(|l| l.split_once("Version: ").map(|(_, v)| v.trim())) {
-                read.insert("criu_version".to_owned(), version.to_owned());
+            match text.lines().find_map(|l| l.split_once("Version: ").map(|(_, v)| v.trim())) {
+                Some(version) => drop(read.insert("criu_version".to_owned(), version.to_owned())),
+                None => faults.push(format!("CRIU's {} names no version", log.display())),
             }
             if text.contains("Restore finished successfully") {
                 read.insert("restored_by".to_owned(), "criu".to_owned());
