@@ -77,21 +77,41 @@ impl Target {
     }
 }
 
+/// What a guest says of itself goes into the records: a longer text would be the guest's way to end the run.
+const MAX_WORD: usize = 1_024;
+
+fn word<'de, D: serde::Deserializer<'de>>(d: D) -> Result<String, D::Error> {
+    let text = String::deserialize(d)?;
+    if text.len() > MAX_WORD {
+        let why = format!("a text of {} bytes where {MAX_WORD} are enough", text.len());
+        return Err(serde::de::Error::custom(why));
+    }
+    Ok(text)
+}
+
 /// What `GET /drums/ready` says. Unknown fields are ignored: the guest may say more than this agent reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GuestReady {
+    #[serde(deserialize_with = "word")]
     pub nonce: String,
     pub ready: bool,
+    #[serde(deserialize_with = "word")]
     pub hostname: String,
+    #[serde(deserialize_with = "word")]
     pub machine_id: String,
+    #[serde(deserialize_with = "word")]
     pub address: String,
     /// From the guest's userspace stream, hexadecimal.
+    #[serde(deserialize_with = "word")]
     pub random: String,
     /// Saved state; empty in a session that never was a template.
+    #[serde(deserialize_with = "word")]
     pub state: String,
+    #[serde(deserialize_with = "word")]
     pub guest_sha256: String,
     /// `cold` or `restored`.
+    #[serde(deserialize_with = "word")]
     pub boot: String,
 }
 

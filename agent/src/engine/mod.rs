@@ -181,7 +181,10 @@ impl ArmEngine for Engine {
     }
 
     fn held(&self) -> Vec<(String, Resource)> {
-        self.ledger.open_plans().flat_map(|p| p.entries.iter().map(|e| (p.name.clone(), e.resource.clone()))).collect()
+        self.ledger
+            .open_plans()
+            .flat_map(|p| p.entries.iter().filter(|e| !e.disowned).map(|e| (p.name.clone(), e.resource.clone())))
+            .collect()
     }
 }
 

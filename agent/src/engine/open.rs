@@ -59,7 +59,7 @@ impl Engine {
         }
         let installation = site.installation;
         let mount: Box<dyn Step> =
-            Box::new(MakeMount::tmpfs(&site.scratch, format!("drums-{installation}"), config.scratch_bytes));
+            Box::new(MakeMount::tmpfs(&site.scratch, audit::scratch_source(installation), config.scratch_bytes));
         let steps = [mount];
         let mut engine = Self::with(Box::new(sys), Box::new(HttpProber), site, ledger, registry::all());
         let plan = format!("drums-{installation}-scratch");

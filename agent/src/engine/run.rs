@@ -7,7 +7,6 @@ use super::{Engine, timeline::Timeline};
 use crate::{
     ledger::LedgerError,
     steps::{Cx, Receipt, Resource, Seen, Step, StepError, undo},
-    sys::Sys,
 };
 
 /// A plan as far as it was made: what is undone, in reverse.
@@ -59,7 +58,17 @@ impl Engine {
             }
             let applied = step.apply(&*self.sys, &mut made.cx);
             timeline.mark(step.phase(), from, self.sys.now_us());
-            let receipt = applied.map_err(Stopped::Step)?;
+            let receipt = match applied {
+                Ok(receipt) => receipt,
+                Err(e) => {
+                    if matches!(e, StepError::Taken { .. }) {
+                        // Nothing was made, and what carries the name must outlive the unwinding and every audit.
+                        made.entries.truncate(index);
+                        self.ledger.disowned(&made.plan, index).map_err(Stopped::Ledger)?;
+                    }
+                    return Err(Stopped::Step(e));
+                }
+            };
             if step.resource().is_some() {
                 if receipt != Receipt::Made {
                     self.ledger.held(&made.plan, index, &receipt).map_err(Stopped::Ledger)?;
@@ -79,14 +88,24 @@ impl Engine {
     /// The part of unwinding that takes the caller's time: undone, and observed gone.
     pub(super) fn take_apart(&mut self, mut made: Made, timeline: &mut Timeline) -> (u64, Undone) {
         let mut leaks: Vec<(usize, String)> = Vec::new();
+        let installation = self.site.installation;
         for (index, (resource, receipt)) in made.entries.iter().enumerate().rev() {
             let from = self.sys.now_us();
             self.let_go(resource, &mut made.cx);
-            if let Err(e) = undo::undo(resource, receipt.as_ref(), &*self.sys) {
+            if let Err(e) = undo::undo(resource, receipt.as_ref(), installation, &*self.sys) {
                 leaks.push((index, chain(&e)));
             }
             timeline.mark(phase(resource), from, self.sys.now_us());
         }
+        // Once more, now that the group is empty: what a failed step had started may have been writing still.
+        leaks.retain_mut(|(index, why)| {
+            let (resource, receipt) = &made.entries[*index];
+            let retried = undo::undo(resource, receipt.as_ref(), installation, &*self.sys);
+            retried.is_err_and(|e| {
+                *why = chain(&e);
+                true
+            })
+        });
         drop(std::mem::take(&mut made.cx));
         let from = self.sys.now_us();
         let mut later = Vec::new();
@@ -96,7 +115,7 @@ impl Engine {
             if matches!(resource, Resource::Netns { .. }) {
                 later.push(index);
             } else {
-                check(&*self.sys, index, resource, receipt.as_ref(), &mut leaks);
+                self.check(index, resource, receipt.as_ref(), &mut leaks);
             }
         }
         let done = self.sys.now_us();
@@ -110,7 +129,7 @@ impl Engine {
         let Undone { made, mut leaks, later } = undone;
         for index in later {
             let (resource, receipt) = &made.entries[index];
-            check(&*self.sys, index, resource, receipt.as_ref(), &mut leaks);
+            self.check(index, resource, receipt.as_ref(), &mut leaks);
         }
         self.settle(&made, leaks)
     }
@@ -126,6 +145,17 @@ impl Engine {
                 self.spent_us += self.sys.cgroup_cpu_us(name).unwrap_or(0);
             }
             _ => {}
+        }
+    }
+
+    fn check(&self, index: usize, resource: &Resource, receipt: Option<&Receipt>, leaks: &mut Vec<(usize, String)>) {
+        let why = match undo::observe(resource, receipt, self.site.installation, &*self.sys) {
+            Ok(Seen::Absent | Seen::Foreign(_)) => return,
+            Ok(Seen::Ours) => "it is still there after its undo".to_owned(),
+            Err(e) => format!("nobody can tell whether it is gone: {}", chain(&e)),
+        };
+        if !leaks.iter().any(|(i, _)| *i == index) {
+            leaks.push((index, why));
         }
     }
 
@@ -147,23 +177,6 @@ impl Engine {
             tracing::warn!(plan = %made.plan, error = %chain(&e), "the release could not be noted");
         }
         leaked
-    }
-}
-
-fn check(
-    sys: &dyn Sys,
-    index: usize,
-    resource: &Resource,
-    receipt: Option<&Receipt>,
-    leaks: &mut Vec<(usize, String)>,
-) {
-    let why = match undo::observe(resource, receipt, sys) {
-        Ok(Seen::Absent | Seen::Foreign(_)) => return,
-        Ok(Seen::Ours) => "it is still there after its undo".to_owned(),
-        Err(e) => format!("nobody can tell whether it is gone: {}", chain(&e)),
-    };
-    if !leaks.iter().any(|(i, _)| *i == index) {
-        leaks.push((index, why));
     }
 }
 

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     arms::{Site, ToolPaths, drums::Drums},
     ledger::Ledger,
-    steps::{Process, undo},
+    steps::{Process, Resource, undo},
     sys::{
         Sys as _,
         fake::{Fake, Fault},
@@ -341,7 +341,7 @@ fn undoing_twice_is_undoing_once() {
     let made = std::mem::take(&mut created.handle.made);
     for _ in 0..2 {
         for (resource, receipt) in made.entries.iter().rev() {
-            undo::undo(resource, receipt.as_ref(), &b.fake).unwrap();
+            undo::undo(resource, receipt.as_ref(), INSTALLATION, &b.fake).unwrap();
         }
     }
     assert_eq!(b.fake.left(), [""; 0]);
@@ -388,6 +388,84 @@ fn the_audit_undoes_ours_and_never_touches_a_stranger() {
     assert_eq!(b.engine.held(), []);
     let again = b.engine.audit();
     assert_eq!(again, super::api::AuditReport::default());
+}
+
+/// Where each name of the next session is taken already.
+fn decoys(b: &mut Bench) -> Vec<Box<dyn Fn(&Fake)>> {
+    let number = b.engine.next_session(Generation(3)).unwrap().number + 1;
+    let name = format!("drums-abcdef01-s{number}g3");
+    let (group, folder, link) = (name.clone(), Path::new("/scratch").join(&name), format!("dabcd{number}"));
+    vec![
+        Box::new(move |f| f.plant_group(&group)),
+        Box::new(move |f| f.plant_dir(&folder)),
+        Box::new(move |f| f.plant_link(&link, [2, 0x99, 0x01, 0, 0, 1])),
+    ]
+}
+
+#[test]
+fn what_a_create_finds_under_its_names_is_a_strangers_and_stays() {
+    for which in 0..3 {
+        let mut b = Bench::new(ArmKind::DrumsCold, Guests::default());
+        decoys(&mut b)[which](&b.fake);
+        let decoy = b.fake.left();
+        assert_eq!(decoy.len(), 1);
+        let error = b.with(|e, o| e.create(o)).unwrap_err();
+        assert_eq!(error.leaked(), [""; 0]);
+        assert_eq!(b.fake.left(), decoy, "{error}");
+        assert_eq!(b.engine.held(), []);
+        for _ in 0..2 {
+            let report = b.engine.audit();
+            assert!(report.is_clean(), "{report:?}");
+            assert_eq!(b.fake.left(), decoy, "{report:?}");
+        }
+    }
+}
+
+#[test]
+fn what_came_under_a_name_after_ours_is_a_strangers_and_stays() {
+    for which in 0..3 {
+        let mut b = Bench::new(ArmKind::DrumsCold, Guests::default());
+        let plant = decoys(&mut b).remove(which);
+        let created = b.with(|e, o| e.create(o)).unwrap();
+        std::mem::forget(created);
+        b.engine.live.clear();
+        // Ours goes by itself, and another takes its name.
+        b.fake.lose_everything();
+        plant(&b.fake);
+        let decoy = b.fake.left();
+        for _ in 0..2 {
+            let report = b.engine.audit();
+            assert_eq!(report.undone, [""; 0]);
+            assert_eq!(report.orphans, [""; 0]);
+            assert_eq!(b.fake.left(), decoy, "{report:?}");
+        }
+    }
+}
+
+#[test]
+fn what_was_made_and_not_noted_is_undone_by_its_name() {
+    let mut b = Bench::new(ArmKind::DrumsCold, Guests::default());
+    let (group, folder) = ("drums-abcdef01-s7g3", Path::new("/scratch/drums-abcdef01-s7g3"));
+    let resources = [Resource::Cgroup { name: group.into() }, Resource::Dir { path: folder.to_owned() }];
+    b.engine.ledger.intend(group, &resources).unwrap();
+    b.fake.plant_group(group);
+    b.fake.plant_dir(folder);
+    // Started by the agent that died, without a row, and writing.
+    b.fake.plant_writer(group, folder);
+    let report = b.engine.audit();
+    assert_eq!((report.undone.len(), report.leaked.len()), (2, 0), "{report:?}");
+    assert_eq!(b.fake.left(), [""; 0]);
+}
+
+#[test]
+fn a_scratch_mount_without_a_row_is_an_orphan_and_a_strangers_is_not() {
+    let mut b = Bench::new(ArmKind::DrumsCold, Guests::default());
+    b.fake.plant_mount(Path::new("/scratch"), "drums-abcdef01");
+    assert_eq!(b.engine.audit().orphans, ["mount /scratch"]);
+    assert_eq!(b.fake.left(), [""; 0]);
+    b.fake.plant_mount(Path::new("/scratch"), "tmpfs");
+    assert_eq!(b.engine.audit(), super::api::AuditReport::default());
+    assert_eq!(b.fake.left(), ["mount /scratch"]);
 }
 
 #[test]

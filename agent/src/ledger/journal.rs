@@ -64,8 +64,11 @@ impl Journal {
         };
         let fresh = path.with_extension("new");
         let text: String = rows.iter().map(line).collect();
-        let mut file = File::create(&fresh).map_err(fail("rewrite"))?;
-        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(fail("rewrite"))?;
+        let written = File::create(&fresh).and_then(|mut f| f.write_all(text.as_bytes()).and_then(|()| f.sync_all()));
+        if let Err(e) = written {
+            let _ = fs::remove_file(&fresh);
+            return Err(fail("rewrite")(e));
+        }
         fs::rename(&fresh, &path).map_err(fail("replace"))?;
         let folder = path.parent().unwrap_or(Path::new("/"));
         File::open(folder).and_then(|d| d.sync_all()).map_err(fail("sync the folder of"))?;

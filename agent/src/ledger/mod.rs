@@ -7,6 +7,7 @@
 //!                            crash of the machine there is nothing left that it could name
 //!   released(plan)           everything was seen gone
 //!   leaked(plan, ...)        what could not be undone: stays, is reported, is tried again by the next audit
+//!   disowned(plan, i)        the name is a stranger's: stays for ever, so that no audit takes it for ours by its name
 //! ```
 //!
 //! Knows what a resource is called, not how it is undone (`steps::undo`), and never touches one. The file is
@@ -45,6 +46,12 @@ pub enum LedgerError {
     Twice(String),
 }
 
+impl LedgerError {
+    fn disk_full(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if matches!(source.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)))
+    }
+}
+
 /// Rows of the journal. Existing variants never change shape: an upgraded agent reads what the old one left.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -71,6 +78,11 @@ enum Row {
         index: usize,
         why: String,
     },
+    /// What carries the name is a stranger's.
+    Disowned {
+        plan: String,
+        index: usize,
+    },
 }
 
 /// A plan whose resources may exist.
@@ -88,6 +100,8 @@ pub struct Entry {
     pub receipt: Option<Receipt>,
     /// Why it could not be undone when that was last tried.
     pub leaked: Option<String>,
+    /// What carries the name is a stranger's: never touched, and no orphan either.
+    pub disowned: bool,
 }
 
 /// The one owner of the ledger's folder.
@@ -147,8 +161,10 @@ impl Ledger {
         match row {
             Row::Numbers { below } => self.below = self.below.max(below),
             Row::Intent { plan, boot, resources } => {
-                let entries =
-                    resources.into_iter().map(|resource| Entry { resource, receipt: None, leaked: None }).collect();
+                let entries = resources
+                    .into_iter()
+                    .map(|resource| Entry { resource, receipt: None, leaked: None, disowned: false })
+                    .collect();
                 self.open.insert(plan.clone(), OpenPlan { name: plan, boot, entries });
             }
             Row::Held { plan, index, receipt } => {
@@ -157,7 +173,17 @@ impl Ledger {
                 }
             }
             Row::Released { plan } => {
-                self.open.remove(&plan);
+                if let Some(mut released) = self.open.remove(&plan) {
+                    released.entries.retain(|e| e.disowned);
+                    if !released.entries.is_empty() {
+                        self.open.insert(plan, released);
+                    }
+                }
+            }
+            Row::Disowned { plan, index } => {
+                if let Some(entry) = self.entry(&plan, index) {
+                    entry.disowned = true;
+                }
             }
             Row::Leaked { plan, index, why } => {
                 if let Some(entry) = self.entry(&plan, index) {
@@ -221,6 +247,14 @@ impl Ledger {
         Ok(())
     }
 
+    /// What carries the name of resource `index` is a stranger's.
+    pub fn disowned(&mut self, plan: &str, index: usize) -> Result<(), LedgerError> {
+        let row = Row::Disowned { plan: plan.to_owned(), index };
+        self.journal.append(&row, false)?;
+        self.replay(row);
+        Ok(())
+    }
+
     pub fn open_plans(&self) -> impl Iterator<Item = &OpenPlan> {
         self.open.values()
     }
@@ -249,9 +283,19 @@ impl Ledger {
                 if let Some(why) = &entry.leaked {
                     rows.push(Row::Leaked { plan: plan.name.clone(), index, why: why.clone() });
                 }
+                if entry.disowned {
+                    rows.push(Row::Disowned { plan: plan.name.clone(), index });
+                }
             }
         }
-        self.journal.rewrite(&rows)
+        match self.journal.rewrite(&rows) {
+            // The old file says the same at greater length. An agent that did not start would sweep nothing.
+            Err(e) if e.disk_full() => {
+                tracing::warn!(error = drums_common::telemetry::chain(&e), "the ledger stays as long as it is");
+                Ok(())
+            }
+            other => other,
+        }
     }
 }
 
@@ -329,6 +373,42 @@ mod tests {
             l.intend("three", &[dir("/c")]).unwrap();
             drop(l);
             assert_eq!(open(base.path()).open_plans().count(), 2, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_full_disk_leaves_the_journal_as_it_was() {
+        let base = tempfile::tempdir().unwrap();
+        {
+            let mut l = open(base.path());
+            l.intend("one", &[dir("/a")]).unwrap();
+            l.intend("two", &[dir("/b")]).unwrap();
+            l.released("two").unwrap();
+        }
+        let before = fs::read(base.path().join("journal")).unwrap();
+        // Whatever is written through it finds no space.
+        std::os::unix::fs::symlink("/dev/full", base.path().join("journal.new")).unwrap();
+        let mut l = open(base.path());
+        assert_eq!(l.open_plans().map(|p| p.name.as_str()).collect::<Vec<_>>(), ["one"]);
+        assert_eq!(fs::read(base.path().join("journal")).unwrap(), before);
+        l.intend("three", &[dir("/c")]).unwrap();
+        drop(l);
+        assert_eq!(open(base.path()).open_plans().count(), 2, "and it is shortened when there is space");
+    }
+
+    #[test]
+    fn a_strangers_name_stays_known_after_the_release() {
+        let base = tempfile::tempdir().unwrap();
+        {
+            let mut l = open(base.path());
+            l.intend("one", &[dir("/a"), dir("/b"), dir("/c")]).unwrap();
+            l.disowned("one", 1).unwrap();
+            l.released("one").unwrap();
+        }
+        for _ in 0..2 {
+            let l = open(base.path());
+            let entries = &l.plan("one").unwrap().entries;
+            assert_eq!((entries.len(), &entries[0].resource, entries[0].disowned), (1, &dir("/b"), true));
         }
     }
 

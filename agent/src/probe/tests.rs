@@ -56,6 +56,17 @@ fn a_full_answer_with_the_nonce_is_ready() {
 }
 
 #[test]
+fn a_guest_that_says_too_much_of_itself_is_not_ready() {
+    for field in ["hostname", "machine_id", "address", "random", "state", "boot", "guest_sha256"] {
+        let long = "x".repeat(MAX_WORD + 1);
+        let text = format!(r#"{{"nonce":"abcd","ready":true,"{field}":"{long}"}}"#);
+        let e = json::<GuestReady>(text.as_bytes()).unwrap_err().to_string();
+        assert!(e.contains("a text of 1025 bytes"), "{field}: {e}");
+        assert!(json::<GuestReady>(text.replace("xx", "x").as_bytes()).is_ok(), "{field}");
+    }
+}
+
+#[test]
 fn a_wrong_nonce_is_an_error_at_once() {
     let (target, t) = server(1, |_, mut s| {
         head(&mut s);

@@ -52,7 +52,7 @@ pub(super) fn session(spec: &SessionSpec, netns: Option<&OwnedFd>, layout: &Layo
     } else if netns.is_none() {
         return Err(Failed::here("find the session's network namespace", Errno::EBADF));
     }
-    spawn(flags, spec.leaf.as_ref(), layout, || {
+    spawn(flags, spec.leaf.as_ref(), layout, |report| {
         if let Some(netns) = netns {
             setns(netns, CloneFlags::CLONE_NEWNET).map_err(|e| Failed::here("enter its network namespace", e))?;
         }
@@ -71,7 +71,7 @@ pub(super) fn session(spec: &SessionSpec, netns: Option<&OwnedFd>, layout: &Layo
             enter_root(root)?;
         }
         standard_streams(output.as_ref(), output.as_ref())?;
-        die_with_parent()?;
+        die_with_parent(report)?;
         if spec.deny_pkeys {
             deny_pkeys()?;
         }
@@ -93,7 +93,7 @@ pub(super) fn tool(spec: &ToolSpec, fds: &[OwnedFd], layout: &Layout) -> Result<
         return Err(Failed::here("find the descriptors to pass on", Errno::EBADF));
     }
     let flags = if spec.mounts.is_empty() { 0 } else { libc::CLONE_NEWNS };
-    spawn(flags, spec.leaf.as_ref(), layout, || {
+    spawn(flags, spec.leaf.as_ref(), layout, |report| {
         if spec.enter_netns {
             setns(&fds[passed], CloneFlags::CLONE_NEWNET)
                 .map_err(|e| Failed::here("enter the network namespace", e))?;
@@ -113,8 +113,9 @@ pub(super) fn tool(spec: &ToolSpec, fds: &[OwnedFd], layout: &Layout) -> Result<
         }
         let (out, err) = (stream(&spec.stdout)?, stream(&spec.stderr)?);
         standard_streams(out.as_ref(), err.as_ref())?;
+        // Before descriptors are put in their places, the report's among them.
+        die_with_parent(report)?;
         pass(&fds[..passed], &spec.fds)?;
-        die_with_parent()?;
         program.exec()
     })
 }
@@ -124,7 +125,7 @@ fn spawn(
     flags: i32,
     leaf: Option<&LeafOf>,
     layout: &Layout,
-    body: impl FnOnce() -> Result<std::convert::Infallible, Failed>,
+    body: impl FnOnce(&OwnedFd) -> Result<std::convert::Infallible, Failed>,
 ) -> Result<Started, Failed> {
     let join = leaf.map(|l| layout.join_files(l)).unwrap_or_default();
     let into = leaf.map(|l| layout.clone_into(l)).transpose().map_err(|e| Failed::io("open its control group", &e))?;
@@ -134,7 +135,7 @@ fn spawn(
     let Some(pidfd) = pidfd else {
         // The child. It never returns from here.
         drop(reader);
-        let Err(mut failed) = prepare(&join).and_then(|()| body());
+        let Err(mut failed) = prepare(&join).and_then(|()| body(&writer));
         failed.in_child = true;
         let text = serde_json::to_vec(&failed).unwrap_or_default();
         let _ = File::from(writer).write_all(&text);
@@ -402,9 +403,16 @@ fn pin(cpus: &[u32]) -> Result<(), Failed> {
     sched_setaffinity(Pid::from_raw(0), &set).map_err(|e| Failed::here("keep to its CPUs", e))
 }
 
-/// PDEATHSIG follows the parent thread: the shim's only one.
-fn die_with_parent() -> Result<(), Failed> {
-    nix::sys::prctl::set_pdeathsig(Some(Signal::SIGKILL)).map_err(|e| Failed::here("ask to die with the shim", e))
+/// PDEATHSIG follows the parent thread: the shim's only one. It says nothing of a parent that was gone before, and in a
+/// pid namespace of its own a child cannot ask who its parent is; but only the shim reads its report.
+fn die_with_parent(report: &OwnedFd) -> Result<(), Failed> {
+    nix::sys::prctl::set_pdeathsig(Some(Signal::SIGKILL)).map_err(|e| Failed::here("ask to die with the shim", e))?;
+    let mut fds = [PollFd::new(report.as_fd(), PollFlags::empty())];
+    match poll(&mut fds, 0u8) {
+        Ok(0) => Ok(()),
+        Ok(_) => Err(Failed::here("find the shim alive", Errno::EPIPE)),
+        Err(e) => Err(Failed::here("look for the shim", e)),
+    }
 }
 
 /// CRIU restores no protection keys: a program that got one would fail at its next mprotect after a restore. ENOSPC is

@@ -139,9 +139,11 @@ fn tun_set_iff(tun: &File, name: &str) -> io::Result<()> {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from.cast_signed();
     }
-    #[allow(clippy::cast_possible_truncation)] // the three flags fit into 16 bits
+    #[allow(clippy::cast_possible_truncation)] // the flags fit into 16 bits
     {
-        request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
+        // EXCL: a tap of that name that somebody keeps is not taken over.
+        request.ifr_ifru.ifru_flags =
+            (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_TUN_EXCL) as libc::c_short;
     }
     // SAFETY: the request is a valid ifreq that lives through the call.
     if unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) } < 0 {

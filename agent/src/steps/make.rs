@@ -2,11 +2,24 @@
 
 use std::{os::fd::AsFd as _, path::PathBuf};
 
-use super::{Cx, Receipt, Resource, Step, StepError, Tap};
+use super::{Cx, Inode, Receipt, Resource, Step, StepError, Tap};
 use crate::sys::{CgroupLimits, Exit, SessionNet, SessionSpec, Sys, SysError, ToolSpec};
 
 fn make(resource: &Resource) -> impl FnOnce(SysError) -> StepError + '_ {
     |source| StepError::Make { resource: resource.to_string(), source }
+}
+
+/// For resources whose making is exclusive: a name that is taken is somebody else's.
+fn make_exclusive(resource: &Resource) -> impl FnOnce(SysError) -> StepError + '_ {
+    |source| match source.errno() {
+        Some(libc::EEXIST) => StepError::Taken { resource: resource.to_string(), source },
+        _ => make(resource)(source),
+    }
+}
+
+/// The identity is a help to later audits; what was made is made without it.
+fn identified(inode: Result<Option<Inode>, SysError>) -> Receipt {
+    inode.ok().flatten().map_or(Receipt::Made, Receipt::Inode)
 }
 
 /// The session's parent group with its limits, and its two leaves.
@@ -29,8 +42,8 @@ impl Step for MakeCgroup {
         Some(&self.resource)
     }
     fn apply(&self, sys: &dyn Sys, _: &mut Cx) -> Result<Receipt, StepError> {
-        sys.cgroup_create(&self.name, &self.limits).map_err(make(&self.resource))?;
-        Ok(Receipt::Made)
+        sys.cgroup_create(&self.name, &self.limits).map_err(make_exclusive(&self.resource))?;
+        Ok(identified(sys.cgroup_inode(&self.name)))
     }
 }
 
@@ -54,11 +67,11 @@ impl Step for MakeDir {
         Some(&self.resource)
     }
     fn apply(&self, sys: &dyn Sys, _: &mut Cx) -> Result<Receipt, StepError> {
-        sys.make_dir(&self.path, 0o700).map_err(make(&self.resource))?;
+        sys.make_dir(&self.path, 0o700).map_err(make_exclusive(&self.resource))?;
         for name in &self.below {
             sys.make_dir(&self.path.join(name), 0o755).map_err(make(&self.resource))?;
         }
-        Ok(Receipt::Made)
+        Ok(identified(sys.path_inode(&self.path)))
     }
 }
 

@@ -13,7 +13,7 @@ pub use cx::{Cx, Tap};
 pub use make::{
     MakeCgroup, MakeDir, MakeMount, MakeNetns, MakeTap, MakeVeth, SpawnSession, SpawnTool, WriteFile, tail,
 };
-pub use resource::{Process, Receipt, Resource, Seen};
+pub use resource::{Inode, Process, Receipt, Resource, Seen};
 
 use crate::sys::{Sys, SysError};
 
@@ -34,6 +34,13 @@ pub trait Step: Send {
 pub enum StepError {
     #[error("cannot make {resource}")]
     Make {
+        resource: String,
+        #[source]
+        source: SysError,
+    },
+    /// Nothing was made, and what is there is a stranger's.
+    #[error("cannot make {resource}: there is one of that name already, and it is not this plan's")]
+    Taken {
         resource: String,
         #[source]
         source: SysError,

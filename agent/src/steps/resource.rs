@@ -51,6 +51,13 @@ pub struct Process {
     pub start: u64,
 }
 
+/// A file or folder without the danger of a reused name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inode {
+    pub device: u64,
+    pub inode: u64,
+}
+
 /// What a step learnt by making its resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -62,6 +69,8 @@ pub enum Receipt {
     Netns {
         inode: u64,
     },
+    /// Of a folder, or of a control group in the first hierarchy that we use.
+    Inode(Inode),
 }
 
 /// What the kernel shows of a resource.

@@ -1,17 +1,28 @@
 //! How each resource is observed and undone: functions of the ledger's row and the kernel.
 
+use drums_common::ids::InstallationId;
+
 use super::{Receipt, Resource, Seen};
 use crate::{
     arms::external,
-    sys::{Sys, SysError, ToolSpec},
+    sys::{SessionNet, Sys, SysError, ToolSpec},
 };
 
 /// A group or process that does not go away within this has leaked: killing is prompt unless something hangs in the
 /// kernel, and then waiting longer does not help.
 pub const UNDO_TIMEOUT_MS: u64 = 10_000;
 
-/// Undoes it; safe to repeat, and succeeds when nothing is there.
-pub fn undo(resource: &Resource, receipt: Option<&Receipt>, sys: &dyn Sys) -> Result<(), SysError> {
+/// Undoes it; safe to repeat, and succeeds when nothing is there, or when what is there under that name is a stranger's.
+pub fn undo(
+    resource: &Resource,
+    receipt: Option<&Receipt>,
+    installation: InstallationId,
+    sys: &dyn Sys,
+) -> Result<(), SysError> {
+    let named = matches!(resource, Resource::Cgroup { .. } | Resource::Dir { .. } | Resource::Link { .. });
+    if named && observe(resource, receipt, installation, sys)? != Seen::Ours {
+        return Ok(());
+    }
     match (resource, receipt) {
         (Resource::Cgroup { name }, _) => sys.cgroup_remove(name, UNDO_TIMEOUT_MS),
         (Resource::Dir { path }, _) => sys.remove_tree(path),
@@ -27,13 +38,36 @@ pub fn undo(resource: &Resource, receipt: Option<&Receipt>, sys: &dyn Sys) -> Re
     }
 }
 
-/// What the kernel shows of it.
-pub fn observe(resource: &Resource, receipt: Option<&Receipt>, sys: &dyn Sys) -> Result<Seen, SysError> {
+/// What the kernel shows of it. Without a receipt the name decides: it may have been made and the agent killed before
+/// it could say so.
+pub fn observe(
+    resource: &Resource,
+    receipt: Option<&Receipt>,
+    installation: InstallationId,
+    sys: &dyn Sys,
+) -> Result<Seen, SysError> {
     let there = match (resource, receipt) {
+        (Resource::Cgroup { name }, Some(Receipt::Inode(made))) => match sys.cgroup_inode(name)? {
+            Some(inode) if inode != *made => return Ok(Seen::Foreign(format!("group {name} is another one now"))),
+            Some(_) => true,
+            // Removed in part: what is left of it goes too.
+            None => sys.cgroup_exists(name)?,
+        },
         (Resource::Cgroup { name }, _) => sys.cgroup_exists(name)?,
+        (Resource::Dir { path }, Some(Receipt::Inode(made))) => match sys.path_inode(path)? {
+            Some(inode) if inode != *made => {
+                return Ok(Seen::Foreign(format!("{} is another folder now", path.display())));
+            }
+            inode => inode.is_some(),
+        },
         (Resource::Dir { path }, _) => sys.path_exists(path)?,
         (Resource::Mount { path }, _) => sys.is_mounted(path)?,
-        (Resource::Link { name }, _) => sys.link_exists(name)?,
+        (Resource::Link { name }, _) => match sys.link_mac(name)? {
+            Some(mac) if !SessionNet::is_ours(installation, name, mac) => {
+                return Ok(Seen::Foreign(format!("link {name} has the MAC of another")));
+            }
+            mac => mac.is_some(),
+        },
         (Resource::Netns { .. }, Some(Receipt::Netns { inode })) => sys.netns_in_use(*inode)?,
         (Resource::Netns { .. }, _) => false,
         (Resource::Process { .. }, Some(Receipt::Process(process))) => match sys.process_start(process.pid)? {

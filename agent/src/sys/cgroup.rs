@@ -11,6 +11,8 @@ use std::{
 
 use drums_common::evidence::LimitsRead;
 
+use crate::steps::Inode;
+
 use super::{CgroupLimits, Leaf, LeafOf, SysError, clock, procfs};
 
 const LEAVES: [Leaf; 2] = [Leaf::Tool, Leaf::Session];
@@ -112,8 +114,19 @@ impl Layout {
         }
     }
 
-    /// Makes the group with its limits and leaves. What it made before failing is removed by [`Self::remove`].
+    /// Makes the group with its limits and leaves. What it made before failing is removed by [`Self::remove`], but for a
+    /// name that is taken: then the group is somebody else's, and nothing of ours is left beside it.
     pub fn create(&self, name: &str, limits: &CgroupLimits) -> Result<(), SysError> {
+        for (made, root) in self.roots().into_iter().enumerate() {
+            let Err(e) = fs::create_dir(root.join(name)) else { continue };
+            if e.kind() == io::ErrorKind::AlreadyExists {
+                for root in self.roots().into_iter().take(made) {
+                    // Made a moment ago and empty.
+                    let _ = fs::remove_dir(root.join(name));
+                }
+            }
+            return Err(SysError::os("make the control group", root.join(name).display(), e));
+        }
         let cpus = cpu_list(&limits.cpus);
         let quota = u64::from(limits.cpu_milli) * PERIOD_US / 1_000;
         match self {
@@ -122,7 +135,6 @@ impl Layout {
                 let mems = read(&cpuset.join("cpuset.effective_mems"))?;
                 for root in self.roots() {
                     let parent = root.join(name);
-                    mkdir(&parent)?;
                     if root == cpuset {
                         write(&parent.join("cpuset.cpus"), &cpus)?;
                         write(&parent.join("cpuset.mems"), mems.trim())?;
@@ -146,7 +158,6 @@ impl Layout {
                 const CONTROLLERS: &str = "+cpu +cpuset +memory +pids";
                 let parent = root.join(name);
                 write(&root.join("cgroup.subtree_control"), CONTROLLERS)?;
-                mkdir(&parent)?;
                 write(&parent.join("cpuset.cpus"), &cpus)?;
                 write(&parent.join("cpu.max"), &format!("{quota} {PERIOD_US}"))?;
                 write(&parent.join("memory.max"), &limits.memory_bytes.to_string())?;
@@ -168,6 +179,12 @@ impl Layout {
             }
         }
         Ok(false)
+    }
+
+    /// Which group it is.
+    pub fn inode(&self, name: &str) -> Result<Option<Inode>, SysError> {
+        let Some(root) = self.roots().first().map(|r| r.join(name)) else { return Ok(None) };
+        procfs::inode(&root).map_err(|e| SysError::os("look at", root.display(), e))
     }
 
     /// Limits as the kernel has them.

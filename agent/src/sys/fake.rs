@@ -12,8 +12,8 @@ use std::{
 
 use drums_common::{digest::Sha256, evidence::LimitsRead};
 
-use super::{CgroupLimits, Child, Exit, LeafOf, SessionNet, SessionSpec, Sys, SysError, ToolSpec};
-use crate::steps::Process;
+use super::{CgroupLimits, Child, Exit, Leaf, LeafOf, SessionNet, SessionSpec, Sys, SysError, ToolSpec};
+use crate::steps::{Inode, Process};
 
 /// Which changing call fails, counted from 0, and whether it has had its effect by then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,10 @@ struct State {
     groups: BTreeMap<String, LimitsRead>,
     dirs: BTreeSet<PathBuf>,
     files: BTreeMap<PathBuf, Vec<u8>>,
-    mounts: BTreeSet<PathBuf>,
+    /// With the name of what is mounted.
+    mounts: BTreeMap<PathBuf, String>,
+    /// Of groups and folders, by how `left` names them: each that is made gets the next one.
+    inodes: BTreeMap<String, u64>,
     links: BTreeMap<String, [u8; 6]>,
     /// Living processes: start time and group.
     processes: BTreeMap<i32, (u64, Option<String>)>,
@@ -46,6 +49,8 @@ struct State {
     /// When the newest process was started.
     spawned_us: u64,
     stubborn_groups: BTreeSet<String>,
+    /// Processes that keep a folder from being emptied while they live.
+    writers: BTreeMap<i32, PathBuf>,
 }
 
 /// A handle; clones see the same kernel.
@@ -100,7 +105,7 @@ impl Fake {
         let s = self.lock();
         let mut out: Vec<String> = s.groups.keys().map(|g| format!("group {g}")).collect();
         out.extend(s.dirs.iter().map(|d| format!("folder {}", d.display())));
-        out.extend(s.mounts.iter().map(|d| format!("mount {}", d.display())));
+        out.extend(s.mounts.keys().map(|d| format!("mount {}", d.display())));
         out.extend(s.links.keys().map(|l| format!("link {l}")));
         out.extend(s.processes.keys().map(|p| format!("process {p}")));
         out
@@ -109,10 +114,28 @@ impl Fake {
     // What others have made.
     pub fn plant_group(&self, name: &str) {
         let limits = LimitsRead { cpu_milli: 0, cpus: Vec::new(), memory_bytes: 0 };
-        self.lock().groups.insert(name.to_owned(), limits);
+        let mut s = self.lock();
+        s.groups.insert(name.to_owned(), limits);
+        s.numbered(format!("group {name}"));
     }
     pub fn plant_dir(&self, path: &Path) {
-        self.lock().dirs.insert(path.to_owned());
+        let mut s = self.lock();
+        s.dirs.insert(path.to_owned());
+        s.numbered(format!("folder {}", path.display()));
+    }
+    pub fn plant_mount(&self, path: &Path, source: &str) {
+        self.lock().mounts.insert(path.to_owned(), source.to_owned());
+    }
+    /// A process in a group; a folder in which it writes can be removed only once it is gone.
+    pub fn plant_writer(&self, group: &str, folder: &Path) {
+        let mut s = self.lock();
+        let pid = s.start(Some(&LeafOf { group: group.to_owned(), leaf: Leaf::Session })).pid;
+        s.writers.insert(pid, folder.to_owned());
+    }
+    /// Everything is gone, and nobody was asked.
+    pub fn lose_everything(&self) {
+        let mut s = self.lock();
+        (s.groups, s.dirs, s.files, s.mounts, s.links, s.processes) = Default::default();
     }
     pub fn plant_link(&self, name: &str, mac: [u8; 6]) {
         self.lock().links.insert(name.to_owned(), mac);
@@ -178,6 +201,13 @@ impl State {
         Some(text.into_bytes())
     }
 
+    fn numbered(&mut self, what: String) {
+        let next = self.inodes.values().max().map_or(1, |n| n + 1);
+        self.inodes.insert(what, next);
+    }
+    fn inode(&self, what: &str) -> Option<Inode> {
+        self.inodes.get(what).map(|inode| Inode { device: 1, inode: *inode })
+    }
     fn start(&mut self, group: Option<&LeafOf>) -> Process {
         let pid = self.next_pid;
         self.next_pid += 1;
@@ -204,7 +234,11 @@ impl Sys for Fake {
 
     fn make_dir(&self, path: &Path, _: u32) -> Result<(), SysError> {
         self.change(&format!("make {}", path.display()), |s| {
-            if s.dirs.insert(path.to_owned()) { Ok(()) } else { Err(no("make", path.display(), libc::EEXIST)) }
+            if !s.dirs.insert(path.to_owned()) {
+                return Err(no("make", path.display(), libc::EEXIST));
+            }
+            s.numbered(format!("folder {}", path.display()));
+            Ok(())
         })
     }
     fn write_file(&self, path: &Path, bytes: &[u8], _: u32) -> Result<(), SysError> {
@@ -220,10 +254,17 @@ impl Sys for Fake {
     fn path_exists(&self, path: &Path) -> Result<bool, SysError> {
         Ok(self.look(|s| s.dirs.contains(path) || s.files.contains_key(path)))
     }
+    fn path_inode(&self, path: &Path) -> Result<Option<Inode>, SysError> {
+        let of = |s: &State| s.inode(&format!("folder {}", path.display())).filter(|_| s.dirs.contains(path));
+        Ok(self.look(of))
+    }
     fn remove_tree(&self, path: &Path) -> Result<(), SysError> {
         self.look(|_| ());
         let mut s = self.lock();
-        if s.mounts.iter().any(|m| m.starts_with(path)) {
+        if s.writers.iter().any(|(pid, d)| d.starts_with(path) && s.processes.contains_key(pid)) {
+            return Err(no("remove", path.display(), libc::ENOTEMPTY));
+        }
+        if s.mounts.keys().any(|m| m.starts_with(path)) {
             return Err(no("remove", path.display(), libc::EXDEV));
         }
         s.dirs.retain(|d| !d.starts_with(path));
@@ -250,9 +291,9 @@ impl Sys for Fake {
         }))
     }
 
-    fn mount_tmpfs(&self, path: &Path, _: &str, _: u64) -> Result<(), SysError> {
+    fn mount_tmpfs(&self, path: &Path, source: &str, _: u64) -> Result<(), SysError> {
         self.change(&format!("mount {}", path.display()), |s| {
-            s.mounts.insert(path.to_owned());
+            s.mounts.insert(path.to_owned(), source.to_owned());
             Ok(())
         })
     }
@@ -261,7 +302,10 @@ impl Sys for Fake {
         Ok(())
     }
     fn is_mounted(&self, path: &Path) -> Result<bool, SysError> {
-        Ok(self.look(|s| s.mounts.contains(path)))
+        Ok(self.look(|s| s.mounts.contains_key(path)))
+    }
+    fn tmpfs_source(&self, path: &Path) -> Result<Option<String>, SysError> {
+        Ok(self.look(|s| s.mounts.get(path).cloned()))
     }
 
     fn cgroup_create(&self, name: &str, limits: &CgroupLimits) -> Result<(), SysError> {
@@ -275,11 +319,15 @@ impl Sys for Fake {
                 memory_bytes: limits.memory_bytes,
             };
             s.groups.insert(name.to_owned(), read);
+            s.numbered(format!("group {name}"));
             Ok(())
         })
     }
     fn cgroup_exists(&self, name: &str) -> Result<bool, SysError> {
         Ok(self.look(|s| s.groups.contains_key(name)))
+    }
+    fn cgroup_inode(&self, name: &str) -> Result<Option<Inode>, SysError> {
+        Ok(self.look(|s| s.inode(&format!("group {name}")).filter(|_| s.groups.contains_key(name))))
     }
     fn cgroup_limits(&self, name: &str) -> Result<LimitsRead, SysError> {
         self.look(|s| s.groups.get(name).cloned()).ok_or_else(|| no("read the limits of", name, libc::ENOENT))
@@ -304,8 +352,8 @@ impl Sys for Fake {
         Ok(self.look(|s| s.groups.keys().filter(|g| g.starts_with(prefix)).cloned().collect()))
     }
 
-    fn link_exists(&self, name: &str) -> Result<bool, SysError> {
-        Ok(self.look(|s| s.links.contains_key(name)))
+    fn link_mac(&self, name: &str) -> Result<Option<[u8; 6]>, SysError> {
+        Ok(self.look(|s| s.links.get(name).copied()))
     }
     fn link_delete(&self, name: &str) -> Result<(), SysError> {
         self.lock().links.remove(name);
@@ -322,12 +370,18 @@ impl Sys for Fake {
     }
     fn veth(&self, net: &SessionNet, _: Option<BorrowedFd<'_>>) -> Result<(), SysError> {
         self.by_shim(&format!("make the veth pair {}", net.link), |s| {
+            if s.links.contains_key(&net.link) {
+                return Err(no("make the veth pair", &net.link, libc::EEXIST));
+            }
             s.links.insert(net.link.clone(), net.host_mac);
             Ok(())
         })
     }
     fn tap(&self, net: &SessionNet) -> Result<Option<OwnedFd>, SysError> {
         self.by_shim(&format!("make the tap {}", net.link), |s| {
+            if s.links.contains_key(&net.link) {
+                return Err(no("make the tap", &net.link, libc::EBUSY));
+            }
             s.links.insert(net.link.clone(), net.host_mac);
             Ok(None)
         })

@@ -185,6 +185,33 @@ pub fn index(name: &str) -> io::Result<Option<u32>> {
     }
 }
 
+/// MAC of a link in the calling thread's network namespace; `None` when there is none of that name. One look, no list:
+/// it is asked within timed windows.
+pub fn mac(name: &str) -> io::Result<Option<[u8; 6]>> {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+    let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    // SAFETY: ifreq is plain data for which all zeroes is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.len() >= request.ifr_name.len() {
+        return Ok(None);
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    // SAFETY: the request is a valid ifreq that lives through the call.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFHWADDR as _, &raw mut request) } < 0 {
+        let e = io::Error::last_os_error();
+        return if e.raw_os_error() == Some(libc::ENODEV) { Ok(None) } else { Err(e) };
+    }
+    // SAFETY: SIOCGIFHWADDR has filled in this member of the union.
+    let address = unsafe { request.ifr_ifru.ifru_hwaddr.sa_data };
+    let mut mac = [0; 6];
+    for (to, from) in mac.iter_mut().zip(address) {
+        *to = from.cast_unsigned();
+    }
+    Ok(Some(mac))
+}
+
 /// Index of a link that must be there.
 pub fn index_of(name: &str) -> io::Result<u32> {
     index(name)?.ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))
@@ -197,4 +224,17 @@ pub fn named(prefix: &str) -> io::Result<Vec<(String, [u8; 6])>> {
         .filter(|i| i.interface_name.starts_with(prefix))
         .filter_map(|i| Some((i.interface_name, i.address?.as_link_addr()?.addr()?)))
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_has_a_mac_and_a_name_without_one_has_none() {
+        // A link without an address of that kind reads as zeroes, which no link of ours has.
+        assert_eq!(mac("lo").unwrap(), Some([0; 6]));
+        assert_eq!(mac("drums-no-such").unwrap(), None);
+        assert_eq!(mac("a-name-that-is-too-long").unwrap(), None);
+    }
 }

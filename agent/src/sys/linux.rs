@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     shim::{Reply, Request, ShimClient, ShimError},
-    steps::Process,
+    steps::{Inode, Process},
 };
 
 /// The real one: system calls of this process, and the shim for what forks or changes namespaces.
@@ -74,6 +74,14 @@ impl Linux {
     }
 }
 
+/// The line of /proc/self/mountinfo for what is mounted exactly there, topmost.
+fn mount_on(path: &Path) -> Result<Option<String>, SysError> {
+    let text = fs::read_to_string("/proc/self/mountinfo").map_err(|e| SysError::os("read", "mountinfo", e))?;
+    // Fields are separated by single blanks; blanks in paths are written \040.
+    let wanted = path.display().to_string().replace('\\', "\\134").replace(' ', "\\040");
+    Ok(text.lines().rfind(|l| l.split(' ').nth(4) == Some(wanted.as_str())).map(str::to_owned))
+}
+
 fn unexpected(reply: &Reply) -> SysError {
     SysError::Shim(ShimError::Protocol(format!("{reply:?}")))
 }
@@ -105,6 +113,9 @@ impl Sys for Linux {
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(false),
             Err(e) => Err(SysError::os("look for", path.display(), e)),
         }
+    }
+    fn path_inode(&self, path: &Path) -> Result<Option<Inode>, SysError> {
+        procfs::inode(path).map_err(|e| SysError::os("look at", path.display(), e))
     }
     fn remove_tree(&self, path: &Path) -> Result<(), SysError> {
         tree::remove(path).map_err(|e| SysError::os("remove the folder", path.display(), e))
@@ -141,10 +152,12 @@ impl Sys for Linux {
         umount2(path, MntFlags::UMOUNT_NOFOLLOW).map_err(|e| SysError::os("unmount", path.display(), e.into()))
     }
     fn is_mounted(&self, path: &Path) -> Result<bool, SysError> {
-        let text = fs::read_to_string("/proc/self/mountinfo").map_err(|e| SysError::os("read", "mountinfo", e))?;
-        // Fields are separated by single blanks; blanks in paths are written \040.
-        let wanted = path.display().to_string().replace('\\', "\\134").replace(' ', "\\040");
-        Ok(text.lines().any(|l| l.split(' ').nth(4) == Some(wanted.as_str())))
+        Ok(mount_on(path)?.is_some())
+    }
+    fn tmpfs_source(&self, path: &Path) -> Result<Option<String>, SysError> {
+        let Some(line) = mount_on(path)? else { return Ok(None) };
+        let mut kind = line.split_once(" - ").map_or("", |(_, rest)| rest).split(' ');
+        Ok(kind.next().filter(|k| *k == "tmpfs").and(kind.next()).map(str::to_owned))
     }
 
     fn cgroup_create(&self, name: &str, limits: &CgroupLimits) -> Result<(), SysError> {
@@ -152,6 +165,9 @@ impl Sys for Linux {
     }
     fn cgroup_exists(&self, name: &str) -> Result<bool, SysError> {
         self.layout.exists(name)
+    }
+    fn cgroup_inode(&self, name: &str) -> Result<Option<Inode>, SysError> {
+        self.layout.inode(name)
     }
     fn cgroup_limits(&self, name: &str) -> Result<LimitsRead, SysError> {
         self.layout.limits(name)
@@ -169,8 +185,8 @@ impl Sys for Linux {
         self.layout.named(prefix)
     }
 
-    fn link_exists(&self, name: &str) -> Result<bool, SysError> {
-        Ok(links::index(name).map_err(|e| SysError::os("look for the link", name, e))?.is_some())
+    fn link_mac(&self, name: &str) -> Result<Option<[u8; 6]>, SysError> {
+        links::mac(name).map_err(|e| SysError::os("look for the link", name, e))
     }
     fn link_delete(&self, name: &str) -> Result<(), SysError> {
         let mut netlink = self.netlink.lock().unwrap_or_else(PoisonError::into_inner);

@@ -24,7 +24,7 @@ use drums_common::{digest::Sha256, evidence::LimitsRead};
 pub use linux::Linux;
 pub use spec::{CgroupLimits, Leaf, LeafOf, OverlayRoot, PreMount, SessionNet, SessionSpec, StdIo, ToolSpec};
 
-use crate::steps::Process;
+use crate::steps::{Inode, Process};
 
 /// A process that the shim started or adopted: never signalled by number, always through its descriptor.
 #[derive(Debug)]
@@ -127,6 +127,8 @@ pub trait Sys: Send {
     fn write_file(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<(), SysError>;
     fn read_file(&self, path: &Path) -> Result<Vec<u8>, SysError>;
     fn path_exists(&self, path: &Path) -> Result<bool, SysError>;
+    /// Which one it is; none when nothing is there.
+    fn path_inode(&self, path: &Path) -> Result<Option<Inode>, SysError>;
     /// Removes a folder and what is in it, without crossing into another file system or following a link.
     fn remove_tree(&self, path: &Path) -> Result<(), SysError>;
     /// What a symbolic link (of /proc, say) points to.
@@ -140,10 +142,15 @@ pub trait Sys: Send {
     fn mount_tmpfs(&self, path: &Path, source: &str, bytes: u64) -> Result<(), SysError>;
     fn unmount(&self, path: &Path) -> Result<(), SysError>;
     fn is_mounted(&self, path: &Path) -> Result<bool, SysError>;
+    /// What is mounted there (topmost), if it is a tmpfs: the name that its maker gave it.
+    fn tmpfs_source(&self, path: &Path) -> Result<Option<String>, SysError>;
 
     // Control groups: NAME holds the limits, its leaves `tool` and `session` hold the processes.
+    /// Refuses with EEXIST, and without a trace, a name that is taken in any hierarchy.
     fn cgroup_create(&self, name: &str, limits: &CgroupLimits) -> Result<(), SysError>;
     fn cgroup_exists(&self, name: &str) -> Result<bool, SysError>;
+    /// Which one it is, by its folder in the first hierarchy that we use.
+    fn cgroup_inode(&self, name: &str) -> Result<Option<Inode>, SysError>;
     fn cgroup_limits(&self, name: &str) -> Result<LimitsRead, SysError>;
     /// CPU time of the whole tree since it was made.
     fn cgroup_cpu_us(&self, name: &str) -> Result<u64, SysError>;
@@ -154,7 +161,8 @@ pub trait Sys: Send {
     fn cgroups_named(&self, prefix: &str) -> Result<Vec<String>, SysError>;
 
     // Network of this process's namespace, and new namespaces.
-    fn link_exists(&self, name: &str) -> Result<bool, SysError>;
+    /// The MAC of a link; none when there is no such link.
+    fn link_mac(&self, name: &str) -> Result<Option<[u8; 6]>, SysError>;
     fn link_delete(&self, name: &str) -> Result<(), SysError>;
     /// Links whose name begins with `prefix`, with their MACs.
     fn links_named(&self, prefix: &str) -> Result<Vec<(String, [u8; 6])>, SysError>;

@@ -6,6 +6,7 @@ use std::{
         fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd},
         unix::fs::MetadataExt as _,
     },
+    path::Path,
 };
 
 use nix::{
@@ -15,6 +16,7 @@ use nix::{
 };
 
 use super::clock;
+use crate::steps::Inode;
 
 /// The fields of /proc/PID/stat that matter here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +111,15 @@ pub fn has_ended(pidfd: &impl AsFd) -> bool {
 pub fn children_of_self() -> io::Result<Vec<i32>> {
     let text = fs::read_to_string(format!("/proc/self/task/{}/children", std::process::id()))?;
     Ok(text.split_ascii_whitespace().filter_map(|p| p.parse().ok()).collect())
+}
+
+/// Which file or folder a path names now, itself and not what it links to; none when nothing is there.
+pub fn inode(path: &Path) -> io::Result<Option<Inode>> {
+    match path.symlink_metadata() {
+        Ok(m) => Ok(Some(Inode { device: m.dev(), inode: m.ino() })),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 /// True if any process is in the network namespace with this inode.
