@@ -133,6 +133,9 @@ pub struct Timeline {
     pub phases: Vec<Phase>,
 }
 
+/// Phase of a `create` in which the positive control's delay is waited for.
+pub const INJECTED_DELAY: &str = "injected delay";
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
     pub name: String,

@@ -2,9 +2,12 @@
 //! do, and never with a panic. Bad specs are tested where specs are read.
 
 use std::{
+    fs,
     path::Path,
     process::{Command, Output},
 };
+
+use drums_analysis::{Verdict, bundle, synthetic::Scenario};
 
 fn run(folder: &Path, program: &str, arguments: &[&str], home: &Path) -> Output {
     let mut command = Command::new(folder.join(program));
@@ -64,5 +67,44 @@ fn help_of_every_program_shows_an_example() {
         let version = run(&folder, program, &["--version"], home.path());
         let said = String::from_utf8_lossy(&version.stdout).into_owned();
         assert!(said.contains("build "), "{program} --version names no build digest: {said}");
+    }
+}
+
+/// `verify` exits with the verdict's code; with one byte changed in a sample, the registration or a log it exits with 1,
+/// whatever the verdict, and names the file.
+#[test]
+fn a_changed_byte_of_a_bundle_fails_verify_and_is_named() {
+    let folder = drums_tests::programs().unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let verify = |bundle: &Path| run(&folder, "drumsctl", &["verify", bundle.to_str().unwrap()], home.path());
+    for (fail, verdict) in [(false, Verdict::Pass), (true, Verdict::Fail)] {
+        let mut scenario = Scenario::exp028(1);
+        if fail {
+            scenario.experiment.bars[1].at_most = 0.1;
+        }
+        let (meta, records) = scenario.run(1);
+        let files = bundle::files(&scenario.registration(), &[meta], 1, &records).unwrap();
+        let dir = home.path().join(verdict.as_str());
+        for f in &files {
+            let path = dir.join(&f.path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, &f.bytes).unwrap();
+        }
+        let output = verify(&dir);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(i32::from(verdict.exit_code())), "{said}");
+        for kind in ["samples/", bundle::REGISTRATION, "logs/"] {
+            let file = files.iter().find(|f| f.path.starts_with(kind)).unwrap();
+            let mut bytes = file.bytes.clone();
+            let middle = bytes.len() / 2;
+            bytes[middle] = if bytes[middle] == b'1' { b'2' } else { b'1' };
+            fs::write(dir.join(&file.path), bytes).unwrap();
+            let output = verify(&dir);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{}: {said}", file.path);
+            assert!(said.contains(&format!("tampered or damaged: {}", file.path)), "{}: {said}", file.path);
+            fs::write(dir.join(&file.path), &file.bytes).unwrap();
+        }
+        assert_eq!(verify(&dir).status.code(), Some(i32::from(verdict.exit_code())), "untouched again");
     }
 }

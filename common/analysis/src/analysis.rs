@@ -5,20 +5,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use drums_common::{
     evidence::Record,
     experiment::{Control, Experiment, Metric, Registration},
-    ids::{HostId, RunId},
+    ids::RunId,
 };
 
 use crate::{
+    accounting::accounting,
     arms::arm_summary,
     collect::{RunMeta, collect},
     contrast::{Contrast, Counted},
-    gates::{self, BlockFate, EffectiveState, JudgedRun, Taken, environment},
+    delay::injected,
+    gates::{self, BlockFate, EffectiveState, JudgedRun, environment},
     machines::machines,
     series::{self, Point},
     stats::{holm, median},
     summary::{
-        AaSummary, Accounting, ArmSummary, Controls, DelayedSummary, HarnessSummary, RatioSummary, RunSummary, Runs,
-        Summary,
+        AaSummary, ArmSummary, Controls, DelayedSummary, HarnessSummary, RatioSummary, RunSummary, Runs, Summary,
     },
     value::Value,
     verdict::{decide, headline, limits_of_claim, status},
@@ -180,13 +181,17 @@ fn controls_of(experiment: &Experiment, machine: &str, blocks: &[Counted<'_, '_,
                 }),
                 // The delay is put into create-to-ready and nothing else.
                 Control::Delayed { fraction, .. } if spec.metric == Metric::CreateToReady => {
+                    let injected = injected(blocks.iter().map(|b| b.block), i, b);
                     out.all_delayed.push(DelayedSummary {
                         arm: arm.name.clone(),
                         base: base.clone(),
                         machine: machine.to_owned(),
                         metric: spec.metric,
                         fraction: (*fraction).into(),
-                        delays_ms: delays(blocks, &arm.name),
+                        injected: injected.as_ref().map(|i| i.share.into()),
+                        injected_ms: injected
+                            .map(|i| i.ms.into_iter().map(|(host, ms)| (host, ms.into())).collect())
+                            .unwrap_or_default(),
                         found: low > 1.0,
                         ratio,
                         low: low.into(),
@@ -199,16 +204,6 @@ fn controls_of(experiment: &Experiment, machine: &str, blocks: &[Counted<'_, '_,
             }
         }
     }
-}
-
-fn delays(blocks: &[Counted<'_, '_, '_>], arm: &drums_common::ids::ArmName) -> BTreeMap<HostId, Value> {
-    let mut out = BTreeMap::new();
-    for b in blocks {
-        if let Some(ms) = b.block.attempt.started.delays_ms.get(arm) {
-            out.insert(b.host.clone(), Value::new(*ms));
-        }
-    }
-    out
 }
 
 fn runs_summary(experiment: &Experiment, judged: &[JudgedRun<'_, '_>]) -> Runs {
@@ -231,43 +226,6 @@ fn runs_summary(experiment: &Experiment, judged: &[JudgedRun<'_, '_>]) -> Runs {
         max: experiment.design.max_runs,
         list,
     }
-}
-
-fn accounting(experiment: &Experiment, judged: &[JudgedRun<'_, '_>]) -> Accounting {
-    let mut a = Accounting::default();
-    let per_block = (experiment.arms.len() * experiment.metrics.len()) as u64;
-    for run in judged {
-        a.blocks_due += u64::from(experiment.hosts.count) * u64::from(experiment.design.blocks_per_host);
-        a.late_records += run.evidence.hosts.values().map(|h| h.late).sum::<u64>();
-        for b in &run.blocks {
-            a.blocks_started += 1;
-            a.samples_started += per_block;
-            let counted = b.fate == BlockFate::Counted && run.state == EffectiveState::Pooled;
-            if matches!(b.fate, BlockFate::Voided(_)) {
-                a.blocks_voided += 1;
-                a.samples_voided += per_block;
-                continue;
-            }
-            a.blocks_counted += u64::from(counted);
-            let (mut valid, mut failed) = (0, 0);
-            for taken in b.rows.iter().flat_map(|r| r.values.values()) {
-                match taken {
-                    Taken::Valid(_) => valid += 1,
-                    Taken::Failed => failed += 1,
-                    Taken::Lost => {}
-                }
-            }
-            a.samples_valid += valid;
-            a.samples_failed += failed;
-            // An arm that the block never came to owes its samples too.
-            a.samples_lost += per_block.saturating_sub(valid + failed);
-            if !counted {
-                a.samples_not_counted += valid + failed;
-            }
-        }
-    }
-    a.balanced = a.samples_started == a.samples_valid + a.samples_failed + a.samples_voided + a.samples_lost;
-    a
 }
 
 fn harness(run: &JudgedRun<'_, '_>) -> Vec<HarnessSummary> {

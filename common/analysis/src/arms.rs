@@ -10,10 +10,11 @@ use drums_common::{
 use crate::{
     analysis::primary_metric,
     contrast::{Counted, isolation},
+    delay::{injected, shares},
     gates::JudgedRun,
     stats::{clopper_pearson, median, median_interval, quantile_interval, variance},
     summary::{ArmSummary, MetricSummary, Percentile, PhaseSummary, Share, TemplateSummary},
-    value::{Value, percent},
+    value::Value,
 };
 
 /// The arm with index `index` over the counted `blocks` of the machine with these `hosts`.
@@ -65,7 +66,14 @@ pub(crate) fn arm_summary(
     let role = match &arm.control {
         None => String::new(),
         Some(Control::SameAs { arm }) => format!("A/A control of {arm}"),
-        Some(Control::Delayed { arm, fraction }) => format!("{arm} delayed by {}", percent(*fraction)),
+        Some(Control::Delayed { arm: base, fraction }) => {
+            let got = experiment
+                .arms
+                .iter()
+                .position(|a| &a.name == base)
+                .and_then(|b| injected(blocks.iter().map(|b| b.block), index, b));
+            format!("{base} delayed: {}", shares(*fraction, got.map(|i| i.share)))
+        }
     };
     ArmSummary {
         arm: arm.name.clone(),

@@ -6,6 +6,7 @@
 //! state or reset fails the arm.
 
 pub mod environment;
+mod even;
 pub mod fidelity;
 pub mod outcome;
 
@@ -14,11 +15,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use drums_common::{
     evidence::BlockResult,
     experiment::{Experiment, Metric},
-    ids::{HostId, RunId},
+    ids::{HostId, RunId, SessionRef},
 };
 
 use crate::{
     collect::{Attempt, HostRun, Row, RunEvidence, RunState},
+    delay,
     summary::{GateKind, GateSummary},
 };
 
@@ -139,17 +141,31 @@ pub(crate) struct Gate {
     limit: String,
     pub(crate) reading: String,
     findings: Vec<String>,
+    unanswered: bool,
 }
 
 impl Gate {
     pub(crate) fn new(name: &'static str, kind: GateKind, effect: Effect, limit: impl Into<String>) -> Self {
-        Self { name, kind, effect, limit: limit.into(), reading: String::new(), findings: Vec::new() }
+        Self {
+            name,
+            kind,
+            effect,
+            limit: limit.into(),
+            reading: String::new(),
+            findings: Vec::new(),
+            unanswered: false,
+        }
     }
     pub(crate) fn found(&mut self, what: impl Into<String>) {
         self.findings.push(what.into());
     }
+    /// There is too little to answer from: neither a pass nor a finding.
+    pub(crate) fn unanswered(&mut self, reading: String) {
+        self.reading = reading;
+        self.unanswered = true;
+    }
     pub(crate) fn passed(&self) -> bool {
-        self.findings.is_empty()
+        self.findings.is_empty() && !self.unanswered
     }
     /// One line for the reasons of a run.
     fn reason(&self) -> Option<String> {
@@ -170,6 +186,12 @@ impl Gate {
             name: self.name.to_owned(),
             kind: self.kind,
             passed,
+            answer: match (passed, self.unanswered) {
+                (true, _) => "holds",
+                (false, true) => "n too small",
+                (false, false) => "does not hold",
+            }
+            .to_owned(),
             effect: self.effect.words().to_owned(),
             limit: self.limit,
             reading: self.reading,
@@ -217,6 +239,7 @@ pub fn judge<'e, 'a>(experiment: &Experiment, evidence: &'e RunEvidence<'a>) -> 
 
     let mut gates = environment.gates;
     gates.extend(fidelity::judge(experiment, evidence));
+    gates.extend(delay::gate(experiment, evidence, &blocks));
     gates.push(completeness(experiment, evidence, &blocks));
     gates.extend(outcome.gates);
 
@@ -348,9 +371,8 @@ fn completeness(experiment: &Experiment, evidence: &RunEvidence<'_>, blocks: &[J
                         gate.found(format!("{}: no {}", place(), metric.as_str()));
                     }
                 }
-                let read = b.attempt.rows.iter().any(|r| r.arm == index && !r.fidelity.is_empty());
-                if row.session_valid && !read {
-                    gate.found(format!("{}: no fidelity reading", place()));
+                for session in unread(b.attempt.rows.iter().filter(|r| r.arm == index)) {
+                    gate.found(format!("{}: no fidelity reading of session {session}", place()));
                 }
             }
         }
@@ -358,6 +380,19 @@ fn completeness(experiment: &Experiment, evidence: &RunEvidence<'_>, blocks: &[J
     let counted = blocks.iter().filter(|b| b.fate == BlockFate::Counted).count();
     gate.reading = format!("{} hosts, {counted} counted blocks", evidence.hosts.len());
     gate
+}
+
+/// Sessions that carry values, the created one and the one that its reset made, and of which nobody read what ran.
+fn unread<'r>(rows: impl Iterator<Item = &'r Row<'r>>) -> BTreeSet<SessionRef> {
+    let mut out = BTreeSet::new();
+    for row in rows {
+        out.extend(row.outcomes.iter().filter(|o| o.valid).map(|o| o.session));
+        out.extend(row.samples.values().flatten().map(|s| s.session));
+        for read in &row.fidelity {
+            out.remove(&read.session);
+        }
+    }
+    out
 }
 
 fn host_completeness(experiment: &Experiment, host: &HostId, run: &HostRun<'_>, gate: &mut Gate) {

@@ -4,11 +4,13 @@
 //! the verdict. It reads no clock, no file and no network, so `drumsctl verify` computes the same from a bundle years
 //! later. Resampling is drawn from the registered seed. How to measure and decide is written in `docs/method.md`.
 
+mod accounting;
 pub mod analysis;
 mod arms;
 pub mod bundle;
 pub mod collect;
 pub mod contrast;
+pub mod delay;
 pub mod gates;
 pub mod machines;
 pub mod report;

@@ -120,7 +120,7 @@ pub struct ArmSummary {
     pub arm: ArmName,
     pub kind: ArmKind,
     pub machine: String,
-    /// `A/A control of X`, `X delayed by 25 %`, or nothing.
+    /// `A/A control of X`, `X delayed: registered 25 %, injected 24.6 %`, or nothing.
     pub role: String,
     /// `own kernel`, `shared kernel` or `unknown`.
     pub isolation: String,
@@ -276,6 +276,8 @@ pub struct GateSummary {
     pub name: String,
     pub kind: GateKind,
     pub passed: bool,
+    /// `holds`, `does not hold`, or why there is no answer: then it has not passed, and nothing is held against the run.
+    pub answer: String,
     /// What a failure of it does.
     pub effect: String,
     /// What was registered.
@@ -319,9 +321,12 @@ pub struct DelayedSummary {
     pub base: ArmName,
     pub machine: String,
     pub metric: Metric,
+    /// The registered share of the base arm's create.
     pub fraction: Value,
-    /// The delays that were really injected, milliseconds, by host.
-    pub delays_ms: BTreeMap<HostId, Value>,
+    /// The share that was injected: median over blocks of the delay in the timelines over the base arm's create.
+    pub injected: Option<Value>,
+    /// Median of the delays in the timelines, milliseconds, by host.
+    pub injected_ms: BTreeMap<HostId, Value>,
     /// The whole interval lies above 1.
     pub found: bool,
     pub ratio: Option<Value>,
@@ -331,7 +336,8 @@ pub struct DelayedSummary {
     pub units: u32,
 }
 
-/// To the sample: `started = valid + failed + voided + lost`, over measured blocks of pooled and unpooled runs.
+/// To the sample: `started = valid + failed + voided + lost`, over measured blocks of pooled and unpooled runs. Started
+/// comes from the orders of blocks, the rest from outcomes and samples.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accounting {
     pub blocks_due: u64,
@@ -346,6 +352,9 @@ pub struct Accounting {
     /// Valid or failed samples of runs that are not pooled, or of blocks beyond the registered number.
     pub samples_not_counted: u64,
     pub late_records: u64,
+    /// Turns without an outcome, outcomes without a sample, sessions that belong to no turn: each named.
+    pub unaccounted: Vec<String>,
+    /// Nothing is unaccounted for, and the sum holds.
     pub balanced: bool,
 }
 

@@ -12,8 +12,8 @@ use drums_common::{
     digest::Sha256,
     draw::Draw,
     evidence::{
-        BlockEnded, BlockKind, BlockResult, BlockStarted, Body, Closed, Environment, Fidelity, Identity, LimitsRead,
-        Log, Outcome, Phase, Preflight, Record, Sample, Teardown, Template, Timeline,
+        BlockEnded, BlockKind, BlockResult, BlockStarted, Body, Closed, Environment, Fidelity, INJECTED_DELAY,
+        Identity, LimitsRead, Log, Outcome, Phase, Preflight, Record, Sample, Teardown, Template, Timeline,
     },
     experiment::{
         Arm, Bar, BarRule, Control, Design, Experiment, Gates, HostsRule, Limits, Metric, MetricSpec, Registration,
@@ -46,6 +46,10 @@ pub struct Scenario {
     pub failing: BTreeSet<(HostId, u32, ArmName)>,
     /// Blocks that a noisy neighbour disturbs.
     pub noisy: BTreeSet<(HostId, u32)>,
+    /// An arm after whose sessions the machine is slower, too little to void a block.
+    pub disturbing: Option<ArmName>,
+    /// Delay put into delayed arms, over what was registered.
+    pub delay_factor: f64,
     /// Seed of the made-up world; the registered seed is the experiment's.
     pub world: u64,
 }
@@ -165,6 +169,8 @@ impl Scenario {
             drift: 0.0,
             failing: BTreeSet::new(),
             noisy: BTreeSet::new(),
+            disturbing: None,
+            delay_factor: 1.0,
             world,
         }
     }
@@ -287,7 +293,7 @@ impl HostMaker<'_> {
             .iter()
             .filter_map(|a| match &a.control {
                 Some(Control::Delayed { arm, fraction }) => {
-                    Some((a.name.clone(), scenario.medians_ms.get(arm)? * fraction))
+                    Some((a.name.clone(), scenario.medians_ms.get(arm)? * fraction * scenario.delay_factor))
                 }
                 _ => None,
             })
@@ -311,7 +317,10 @@ impl HostMaker<'_> {
         }
         let duration_ms = (self.now_us - began) as f64 / 1e3;
         let noisy = kind == BlockKind::Measured && scenario.noisy.contains(&(self.host.clone(), block));
-        let canaries_ms = (0..=order.len()).map(|_| 2.0 * (1.0 + 0.05 * self.draw.unit())).collect();
+        let mut canaries_ms: Vec<f64> = (0..=order.len()).map(|_| 2.0 * (1.0 + 0.05 * self.draw.unit())).collect();
+        if let Some(p) = order.iter().position(|a| scenario.disturbing.as_ref() == Some(a)) {
+            canaries_ms[p + 1] *= 1.3;
+        }
         self.push(Body::BlockEnded(BlockEnded {
             block,
             kind,
@@ -323,7 +332,7 @@ impl HostMaker<'_> {
                 harness_cpu_ms: duration_ms * 0.01,
                 canaries_ms,
                 clock_step_ms: 0.02,
-                settle_ms: vec![3.0; order.len()],
+                settle_ms: vec![3.0; order.len() + 1],
                 settled: true,
                 unsettled: Vec::new(),
             },
@@ -345,6 +354,7 @@ impl HostMaker<'_> {
         let e = &s.experiment;
         let identity = self.identity("session");
         let session = SessionRef { number: self.session, generation: Generation(1) };
+        let successor = SessionRef { number: session.number + 1, ..session };
         let failed = kind == BlockKind::Measured && s.failing.contains(&(self.host.clone(), block, arm.name.clone()));
         let build_effect = if arm.kind.from_template() {
             let names = ["build", self.host.as_str(), arm.name.as_str(), &build.to_string(), &self.number.to_string()];
@@ -406,6 +416,7 @@ impl HostMaker<'_> {
             (Metric::Destroy, destroy),
             (Metric::CreateCpu, create * 0.7e-3 * (0.05 * normal(&mut self.draw)).exp()),
         ];
+        let of = |before: bool| if before { session } else { successor };
         for spec in &e.metrics {
             let value = values.iter().find(|(m, _)| *m == spec.metric).map_or(create, |(_, v)| *v);
             self.push(Body::Sample(Sample {
@@ -413,7 +424,7 @@ impl HostMaker<'_> {
                 kind,
                 position,
                 arm: arm.name.clone(),
-                session,
+                session: of(matches!(spec.metric, Metric::CreateToReady | Metric::CreateCpu)),
                 template_build: build,
                 metric: spec.metric,
                 value,
@@ -424,24 +435,31 @@ impl HostMaker<'_> {
             }));
         }
         for (operation, took) in [("create", create), ("reset", values[1].1), ("destroy", destroy)] {
-            let phases = phases(arm.kind, operation, took);
+            let delay = match &arm.control {
+                Some(Control::Delayed { arm, fraction }) if operation == "create" => {
+                    s.medians_ms.get(arm).map(|m| m * fraction * s.delay_factor)
+                }
+                _ => None,
+            };
+            let phases = phases(arm.kind, operation, took, delay);
             self.push(Body::Timeline(Timeline {
                 block,
                 position,
                 arm: arm.name.clone(),
-                session,
+                session: of(operation == "create"),
                 operation: operation.to_owned(),
                 phases,
             }));
         }
         outcome.identity_after_reset = self.identity("after reset");
+        self.push(Body::Fidelity(Fidelity { session: successor, ..fidelity.clone() }));
         self.push(Body::Fidelity(fidelity));
         self.push(Body::Outcome(outcome));
         self.now_us += (1000.0 * (create + values[1].1 + destroy)) as u64 + 20_000;
     }
 }
 
-fn phases(kind: ArmKind, operation: &str, took_ms: f64) -> Vec<Phase> {
+fn phases(kind: ArmKind, operation: &str, took_ms: f64, delay_ms: Option<f64>) -> Vec<Phase> {
     let parts: &[(&str, f64)] = match (operation, kind) {
         ("destroy", _) => &[("kill", 0.3), ("reap", 0.4), ("remove cgroup", 0.3)],
         (_, ArmKind::DrumsCold) => &[("cgroup", 0.1), ("namespaces", 0.25), ("mounts", 0.3), ("ready", 0.35)],
@@ -454,13 +472,16 @@ fn phases(kind: ArmKind, operation: &str, took_ms: f64) -> Vec<Phase> {
         (_, ArmKind::QemuCold) => &[("spawn", 0.06), ("kernel", 0.6), ("init", 0.24), ("ready", 0.1)],
         (_, ArmKind::QemuWarm) => &[("spawn", 0.35), ("migrate in", 0.4), ("reseed", 0.15), ("ready", 0.1)],
     };
+    let delay_ms = delay_ms.map(|d| (INJECTED_DELAY, d));
+    let rest = took_ms - delay_ms.map_or(0.0, |d| d.1);
     let mut at = 0.0;
-    parts
-        .iter()
-        .map(|(name, share)| {
+    delay_ms
+        .into_iter()
+        .chain(parts.iter().map(|(name, share)| (*name, share * rest)))
+        .map(|(name, ms)| {
             let start = at;
-            at += share * took_ms * 1000.0;
-            Phase { name: (*name).to_owned(), start_us: start as u64, end_us: at as u64 }
+            at += ms * 1000.0;
+            Phase { name: name.to_owned(), start_us: start as u64, end_us: at as u64 }
         })
         .collect()
 }

@@ -2,6 +2,7 @@
 
 use crate::{
     Analysis, Summary,
+    delay::shares,
     summary::{Percentile, RatioSummary},
     value::{Value, percent},
 };
@@ -160,7 +161,7 @@ pub fn controls(s: &Summary) -> Table {
         .collect();
     rows.extend(s.controls.all_delayed.iter().map(|c| {
         vec![
-            format!("delayed by {}", percent(c.fraction.get())),
+            format!("delayed: {}", shares(c.fraction.get(), c.injected.map(Value::get))),
             format!("{} over {}", c.arm, c.base),
             c.metric.as_str().to_owned(),
             opt(c.ratio),
@@ -185,7 +186,7 @@ pub fn gates(s: &Summary) -> Table {
                 g.run.to_string(),
                 g.kind.as_str().to_owned(),
                 g.name.clone(),
-                if g.passed { "holds" } else { "does not hold" }.to_owned(),
+                g.answer.clone(),
                 g.reading.clone(),
                 g.limit.clone(),
                 g.effect.clone(),

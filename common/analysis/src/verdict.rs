@@ -4,11 +4,12 @@ use drums_common::experiment::{BarRule, Experiment};
 
 use crate::{
     collect::RunState,
+    delay::shares,
     gates::{EffectiveState, JudgedRun},
     machines::Machines,
     stats::Answer,
     summary::{ArmSummary, Controls, RatioSummary, Runs, Status, Verdict},
-    value::percent,
+    value::Value,
 };
 
 pub(crate) fn decide(
@@ -51,13 +52,15 @@ pub(crate) fn decide(
         }
     }
     for c in controls.all_delayed.iter().filter(|c| !c.found) {
-        if c.high.get() < 1.0 + c.fraction.get() {
+        let injected = c.injected.map(Value::get);
+        // A run without the registered delay has been refused, so the plan is only a way to print one.
+        if c.high.get() < 1.0 + injected.unwrap_or(c.fraction.get()) {
             worse(Verdict::Invalid);
             reasons.push(format!(
-                "positive control: {} was delayed by {} of {}, and [{}, {}] excludes that: the measurement does not see what it should",
+                "positive control: {} is {} with a delay ({}), and [{}, {}] excludes that: the measurement does not see what it should",
                 c.arm,
-                percent(c.fraction.get()),
                 c.base,
+                shares(c.fraction.get(), injected),
                 c.low,
                 c.high
             ));
@@ -199,6 +202,7 @@ pub(crate) fn limits_of_claim(
         )),
         n => out.push(format!("{n} machines: every bar must hold on each; arms are never compared across machines.")),
     }
+    out.push("Closed loop: the next session starts after the last one settled; no queueing is measured.".to_owned());
     out.push("Each ratio stands for its own endpoint, position and base case and for no other.".to_owned());
     if machines.hosts.iter().any(|h| h.accelerator == "tcg") {
         out.push("QEMU ran under TCG (no usable KVM): its times compare with TCG only.".to_owned());

@@ -111,7 +111,8 @@ pub enum Command {
     #[command(after_help = "Example: drumsctl export EXP-028 -o EXP-028.tar.zst")]
     Export(results::Export),
     /// Recompute every number and the verdict of a bundle, offline.
-    #[command(after_help = "Example: drumsctl verify EXP-028.tar.zst --registration SHA256")]
+    #[command(after_help = "Exit code: the verdict's if every byte and number holds, 1 if not: the file is named.\n\
+                      Example: drumsctl verify EXP-028.tar.zst --registration SHA256")]
     Verify(results::Verify),
     /// Try out what this home and its coordinator need.
     #[command(after_help = "Example: drumsctl doctor")]

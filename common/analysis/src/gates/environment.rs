@@ -2,16 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use drums_common::{
-    evidence::Environment,
-    experiment::{Experiment, Gates},
-    ids::HostId,
-};
+use drums_common::{evidence::Environment, experiment::Experiment, ids::HostId};
 
-use super::{AttemptKey, Effect, Gate};
+use super::{AttemptKey, Effect, Gate, even};
 use crate::{
-    collect::{Attempt, HostRun, RunEvidence},
-    stats::{median, rates::binomial_at_least},
+    collect::{HostRun, RunEvidence},
+    stats::median,
     summary::GateKind,
 };
 
@@ -51,7 +47,6 @@ pub(super) fn judge<'a>(experiment: &Experiment, evidence: &RunEvidence<'a>) -> 
     let mut settle = gate("settle", format!("settled within {} ms", g.settle_timeout_ms));
     let mut voids: BTreeMap<AttemptKey<'a>, Vec<String>> = BTreeMap::new();
     let (mut worst_steal, mut worst_outside, mut worst_canary, mut worst_step) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
-    let mut flagged: BTreeMap<usize, u64> = BTreeMap::new();
     let (mut judged, mut unsettled) = (0u64, 0u64);
 
     for (host, run) in &evidence.hosts {
@@ -82,7 +77,6 @@ pub(super) fn judge<'a>(experiment: &Experiment, evidence: &RunEvidence<'a>) -> 
             }
             if readings[2] > g.max_canary_ratio {
                 void(&mut canary, format!("canary {:.2} of the median", readings[2]));
-                flag_windows(attempt, e, usual, g, &mut flagged);
             }
             if readings[3] > g.max_clock_step_ms {
                 void(&mut clock, format!("the wall clock stepped by {:.2} ms", e.clock_step_ms));
@@ -111,46 +105,7 @@ pub(super) fn judge<'a>(experiment: &Experiment, evidence: &RunEvidence<'a>) -> 
     if judged > 0 && voided as f64 / judged as f64 > g.max_void_fraction {
         share.found(format!("{voided} of {judged} blocks were voided"));
     }
-    let mut even = Gate::new(
-        "voids-even",
-        GateKind::Environment,
-        Effect::Invalidates,
-        "no arm's window is disturbed more often than the others' (1 % level)",
-    );
-    even.reading = uneven(experiment, &flagged, &mut even);
-    Judged { voids, gates: vec![steal, outside, canary, clock, settle, share, even] }
-}
-
-/// Which arms' windows a slow canary touches: it runs before each arm and after the last.
-fn flag_windows(
-    attempt: &Attempt<'_>,
-    e: &Environment,
-    usual: Option<f64>,
-    g: &Gates,
-    flagged: &mut BTreeMap<usize, u64>,
-) {
-    let Some(usual) = usual else { return };
-    for (j, ms) in e.canaries_ms.iter().enumerate() {
-        if *ms > g.max_canary_ratio * usual {
-            for row in attempt.rows.iter().filter(|r| r.position == j || r.position + 1 == j) {
-                *flagged.entry(row.arm).or_default() += 1;
-            }
-        }
-    }
-}
-
-fn uneven(experiment: &Experiment, flagged: &BTreeMap<usize, u64>, gate: &mut Gate) -> String {
-    let arms = experiment.arms.len() as f64;
-    let all: u64 = flagged.values().sum();
-    let mut worst = String::from("no window disturbed");
-    if let Some((arm, n)) = flagged.iter().max_by_key(|(_, n)| **n) {
-        worst = format!("most: {} of {all} in the window of {}", n, experiment.arms[*arm].name);
-        // One-sided, corrected for having looked at every arm.
-        if *n >= 3 && binomial_at_least(*n, all, 1.0 / arms) * arms < 0.01 {
-            gate.found(worst.clone());
-        }
-    }
-    worst
+    Judged { voids, gates: vec![steal, outside, canary, clock, settle, share, even::gate(experiment, evidence)] }
 }
 
 /// Readings of one host in a run, over its measured blocks: for the report.

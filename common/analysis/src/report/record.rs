@@ -39,7 +39,14 @@ pub(super) fn gates(h: &mut String, s: &Summary) {
                 vec![
                     g.kind.as_str().to_owned(),
                     format!("<b>{}</b>", esc(&g.name)),
-                    if g.passed { tag("t-good", "holds") } else { tag("t-bad", "does not hold") },
+                    tag(
+                        match (g.passed, g.findings.is_empty()) {
+                            (true, _) => "t-good",
+                            (false, true) => "t-warn",
+                            (false, false) => "t-bad",
+                        },
+                        &g.answer,
+                    ),
                     esc(&g.reading),
                     esc(&g.limit),
                     if findings.is_empty() {
@@ -74,6 +81,7 @@ pub(super) fn accounting(h: &mut String, s: &Summary) {
         a.blocks_counted,
         a.late_records
     );
+    list(h, a.unaccounted.iter());
     if !s.harness.is_empty() {
         h.push_str("<h3>The harness's own disturbance, per block</h3>");
         let percent = |v: Value| percent(v.get());
@@ -227,6 +235,6 @@ pub(super) fn reproduce(h: &mut String, s: &Summary) {
         "<p>Every number on this page is computed from the raw records; this recomputes them offline from the exported bundle and compares:</p><pre>drumsctl export {} --out bundle\ndrumsctl verify bundle --registration {}</pre>",
         s.experiment, s.registration
     );
-    h.push_str(r#"<p class="small soft">Ratios: geometric mean of paired ratios; equal-tailed paired bootstrap-t with 9,999 resamples drawn from the registered seed, below 12 units the hull with Student's interval; contrasts with a restored arm resample template builds, others blocks. Medians: order statistics. Rates: Clopper-Pearson.</p>"#);
+    h.push_str(r#"<p class="small soft">Ratios: geometric mean of paired ratios; equal-tailed paired bootstrap-t with 9,999 resamples drawn from the registered seed, below 12 units the hull with Student's interval; contrasts with a restored arm resample template builds, others blocks. Closed loop: the next session starts after the last one settled; no queueing is measured. Medians: order statistics. Rates: Clopper-Pearson.</p>"#);
     end(h);
 }

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     Analysis, Summary, Verdict,
+    delay::shares,
     series::{Mark, Point},
     stats::Answer,
     summary::{ArmSummary, Percentile, RatioSummary},
@@ -497,16 +498,16 @@ pub(super) fn controls(h: &mut String, s: &Summary) {
         ]);
     }
     for c in &s.controls.all_delayed {
-        let delays: Vec<String> = c.delays_ms.iter().map(|(h, d)| format!("{h} {d} ms")).collect();
+        let delays: Vec<String> = c.injected_ms.iter().map(|(h, d)| format!("{h} {d} ms")).collect();
         rows.push(vec![
-            format!("positive: {} of delay injected", percent(c.fraction.get())),
+            format!("positive: delay {}", shares(c.fraction.get(), c.injected.map(Value::get))),
             format!("{} / {}{}", c.arm, c.base, on_machine(s, &c.machine)),
             c.metric.as_str().to_owned(),
             opt(c.ratio),
             interval(Some(c.low), Some(c.high)),
             c.mde.map_or("–".to_owned(), |m| percent(m.get())),
             if c.found { tag("t-good", "found") } else { tag("t-bad", "not found") },
-            format!("must be found: interval above 1 (injected: {})", esc(&delays.join(", "))),
+            format!("must be found: interval above 1 (timelines: {})", esc(&delays.join(", "))),
         ]);
     }
     if rows.is_empty() {

@@ -51,15 +51,6 @@ pub fn mcnemar(only_first: u64, only_second: u64) -> f64 {
     (2.0 * binomial.cdf(only_first.min(only_second))).min(1.0)
 }
 
-/// P(X >= k) of a binomial.
-pub fn binomial_at_least(k: u64, n: u64, p: f64) -> f64 {
-    match (k, Binomial::new(p, n)) {
-        (0, _) => 1.0,
-        (k, Ok(b)) => 1.0 - b.cdf(k - 1),
-        (_, Err(_)) => 1.0,
-    }
-}
-
 /// Holm's step-down: adjusted p values in the order of the input.
 pub fn holm(p: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p.len()).collect();
@@ -110,12 +101,5 @@ mod tests {
         close(adjusted[1], 0.06);
         close(adjusted[2], 0.06);
         assert!(holm(&[]).is_empty());
-    }
-
-    #[test]
-    fn binomial_tail() {
-        close(binomial_at_least(0, 5, 0.5), 1.0);
-        close(binomial_at_least(5, 5, 0.5), 1.0 / 32.0);
-        close(binomial_at_least(1, 3, 0.5), 0.875);
     }
 }
