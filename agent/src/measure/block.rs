@@ -296,6 +296,10 @@ fn panicked(what: &str, panic: &(dyn std::any::Any + Send)) -> String {
     format!("{what} panicked: {text}")
 }
 
+fn settle_limit(bench: &Bench<'_>) -> Duration {
+    Duration::from_millis(bench.experiment.gates.settle_timeout_ms)
+}
+
 /// Readings of the machine over a block.
 struct Reading {
     start: Instants,
@@ -306,19 +310,22 @@ struct Reading {
 
 impl Reading {
     fn start(bench: &mut Bench<'_>) -> Self {
+        // What building templates has left behind is no baseline.
+        let settled = bench.surroundings.settle(None, settle_limit(bench));
         let noise = bench.surroundings.noise(&*bench.engine);
-        Self {
+        let mut reading = Self {
             start: Instants::now(),
             noise,
-            baseline: bench.surroundings.survey(),
+            baseline: settled.last.unwrap_or_default(),
             environment: Environment { settled: true, ..Environment::default() },
-        }
+        };
+        reading.unsettled(settled.left.into_iter().map(|l| format!("{l} before the block")).collect());
+        reading
     }
 
     /// Before each arm and after the last: settle, then the canary.
     fn between(&mut self, bench: &mut Bench<'_>, cpus: &[u32]) -> Result<(), SpoolError> {
-        let limit = Duration::from_millis(bench.experiment.gates.settle_timeout_ms);
-        let settled = bench.surroundings.settle(&self.baseline, limit);
+        let settled = bench.surroundings.settle(Some(&self.baseline), settle_limit(bench));
         self.environment.settle_ms.push(settled.waited_ms);
         self.unsettled(settled.left);
         match bench.surroundings.canary(cpus) {

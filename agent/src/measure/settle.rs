@@ -6,8 +6,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
-    path::Path,
+    fs, io,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -35,26 +35,31 @@ pub struct Settled {
     pub waited_ms: f64,
     /// What was still there when the limit passed; empty when settled.
     pub left: Vec<String>,
+    /// The last survey, if the machine could be read.
+    pub last: Option<Survey>,
 }
 
 /// What in `now` is not settled. A memory group stays behind, dead, for as long as a page of cache is charged to
 /// it, which is not activity: for it only a change between two readings counts. Every other controller must be back
-/// at the block's baseline.
-pub fn judge(baseline: &Survey, previous: Option<&Survey>, now: &Survey) -> Vec<String> {
+/// at the block's baseline; where that is still to be found, there too only a change counts.
+pub fn judge(baseline: Option<&Survey>, previous: Option<&Survey>, now: &Survey) -> Vec<String> {
     let mut left = Vec::new();
     left.extend(now.zombies.iter().map(|z| format!("zombie {z}")));
     left.extend(now.workers.iter().map(|w| format!("kernel worker {w}")));
     for (controller, &dying) in &now.dying {
-        if holds_pages(controller) {
-            if let Some(before) = previous.and_then(|p| p.dying.get(controller))
-                && *before != dying
-            {
-                left.push(format!("dying {controller} groups changed from {before} to {dying}"));
+        match baseline.filter(|_| !holds_pages(controller)) {
+            Some(baseline) => {
+                let allowed = baseline.dying.get(controller).copied().unwrap_or(0);
+                if dying > allowed {
+                    left.push(format!("{dying} dying {controller} groups, {allowed} at the block's start"));
+                }
             }
-        } else {
-            let allowed = baseline.dying.get(controller).copied().unwrap_or(0);
-            if dying > allowed {
-                left.push(format!("{dying} dying {controller} groups, {allowed} at the block's start"));
+            None => {
+                if let Some(before) = previous.and_then(|p| p.dying.get(controller))
+                    && *before != dying
+                {
+                    left.push(format!("dying {controller} groups changed from {before} to {dying}"));
+                }
             }
         }
     }
@@ -65,47 +70,91 @@ fn holds_pages(controller: &str) -> bool {
     matches!(controller, "memory" | "unified" | "hugetlb")
 }
 
-/// Waits until a number of surveys in a row show nothing left, or `limit` passes.
-pub fn settle(baseline: &Survey, limit: Duration, mut survey: impl FnMut() -> Survey) -> Settled {
+/// Waits until a number of surveys in a row show nothing left, or `limit` passes. Without a baseline it finds one. What
+/// cannot be read is never quiet.
+pub fn settle(
+    baseline: Option<&Survey>,
+    limit: Duration,
+    mut survey: impl FnMut() -> Result<Survey, SurveyError>,
+) -> Settled {
     let start = clock::raw_us();
     let limit_us = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX);
     let mut steady = 0;
     let mut previous: Option<Survey> = None;
     loop {
         let now = survey();
-        let left = judge(baseline, previous.as_ref(), &now);
+        let mut left = match &now {
+            Ok(now) => judge(baseline, previous.as_ref(), now),
+            Err(e) => vec![format!("no survey: {}", drums_common::telemetry::chain(e))],
+        };
         steady = if left.is_empty() { steady + 1 } else { 0 };
+        previous = now.ok();
         let waited = clock::raw_us().saturating_sub(start);
         if steady >= STEADY_READINGS || waited > limit_us {
-            return Settled { waited_ms: waited as f64 / 1_000.0, left };
+            if steady < STEADY_READINGS && left.is_empty() {
+                left.push(format!("quiet for only {steady} of {STEADY_READINGS} readings when the limit passed"));
+            }
+            return Settled { waited_ms: waited as f64 / 1_000.0, left, last: previous };
         }
-        previous = Some(now);
         clock::pause_before_looking_again(PAUSE);
     }
 }
 
+/// The machine cannot be looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum SurveyError {
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{} does not read as agreed: {text:?}", path.display())]
+    Shape { path: PathBuf, text: String },
+    #[error("the kernel counts no dying control groups that could be read below {}", root.display())]
+    NoGroups { root: PathBuf },
+}
+
 /// Reads the machine. `parents` are the processes whose dead children count as ours: the agent and its shim.
-pub fn survey(parents: &BTreeSet<u32>) -> Survey {
+pub fn survey(parents: &BTreeSet<u32>) -> Result<Survey, SurveyError> {
+    survey_of(Path::new("/proc"), Path::new("/sys/fs/cgroup"), parents)
+}
+
+fn survey_of(proc: &Path, cgroups: &Path, parents: &BTreeSet<u32>) -> Result<Survey, SurveyError> {
     let mut out = Survey::default();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+    for entry in fs::read_dir(proc).map_err(|e| unread(proc, e))? {
+        let entry = entry.map_err(|e| unread(proc, e))?;
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
         // A process may end between the listing and the reading: then it is nobody's zombie.
-        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        let Some(p) = parse_pid_stat(&stat) else { continue };
+        let path = entry.path().join("stat");
+        let Some(stat) = still_there(&path, fs::read_to_string(&path))? else { continue };
+        let p = parse_pid_stat(&stat).ok_or(SurveyError::Shape { path, text: stat })?;
         if p.state == 'Z' && parents.contains(&p.parent) {
             out.zombies.push(format!("{pid} ({})", p.name));
         }
         // 2 is kthreadd. Workers show in `comm`, not in `stat`, what they are at.
-        if p.parent == 2
-            && p.name.starts_with("kworker/")
-            && let Ok(comm) = fs::read_to_string(entry.path().join("comm"))
-            && tears_down(comm.trim_end())
-        {
-            out.workers.push(comm.trim_end().to_owned());
+        if p.parent == 2 && p.name.starts_with("kworker/") {
+            let path = entry.path().join("comm");
+            let Some(comm) = still_there(&path, fs::read_to_string(&path))? else { continue };
+            if tears_down(comm.trim_end()) {
+                out.workers.push(comm.trim_end().to_owned());
+            }
         }
     }
-    out.dying = dying(Path::new("/sys/fs/cgroup"), &fs::read_to_string("/proc/cgroups").unwrap_or_default());
-    out
+    let path = proc.join("cgroups");
+    // A kernel without version 1 may have no such file; its unified hierarchy counts then.
+    let counts = still_there(&path, fs::read_to_string(&path))?.unwrap_or_default();
+    out.dying = dying(cgroups, &counts)?;
+    Ok(out)
+}
+
+fn unread(path: &Path, source: io::Error) -> SurveyError {
+    SurveyError::Read { path: path.to_owned(), source }
+}
+
+/// What was read, or nothing if it is gone.
+fn still_there<T>(path: &Path, read: io::Result<T>) -> Result<Option<T>, SurveyError> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
+        Err(e) => Err(unread(path, e)),
+    }
 }
 
 /// True for a worker that is taking a namespace or a cgroup apart now: the kernel writes `+` before the name of a
@@ -134,23 +183,23 @@ fn parse_pid_stat(text: &str) -> Option<PidStat> {
 
 /// Dying groups per controller: version 1 from the counts of `/proc/cgroups` less the folders that are there, version
 /// 2 from the root's `cgroup.stat`.
-fn dying(root: &Path, proc_cgroups: &str) -> BTreeMap<String, u64> {
+fn dying(root: &Path, proc_cgroups: &str) -> Result<BTreeMap<String, u64>, SurveyError> {
     let mut out = BTreeMap::new();
     for (name, count) in parse_proc_cgroups(proc_cgroups) {
         let mount = root.join(&name);
         if mount.join("cgroup.procs").exists() {
-            out.insert(name, count.saturating_sub(folders(&mount)));
+            out.insert(name, count.saturating_sub(folders(&mount)?));
         }
     }
     for unified in [root.join("cgroup.stat"), root.join("unified/cgroup.stat")] {
-        if let Ok(text) = fs::read_to_string(unified)
-            && let Some(n) = text.lines().find_map(|l| l.strip_prefix("nr_dying_descendants "))
-            && let Ok(n) = n.trim().parse()
-        {
-            out.insert("unified".to_owned(), n);
-        }
+        let Some(text) = still_there(&unified, fs::read_to_string(&unified))? else { continue };
+        let count = text.lines().find_map(|l| l.strip_prefix("nr_dying_descendants ")?.trim().parse().ok());
+        out.insert("unified".to_owned(), count.ok_or(SurveyError::Shape { path: unified, text })?);
     }
-    out
+    if out.is_empty() {
+        return Err(SurveyError::NoGroups { root: root.to_owned() });
+    }
+    Ok(out)
 }
 
 /// Name and number of groups of each controller that is in a hierarchy of version 1.
@@ -167,16 +216,17 @@ fn parse_proc_cgroups(text: &str) -> Vec<(String, u64)> {
         .collect()
 }
 
-/// Folders under and including `at`.
-fn folders(at: &Path) -> u64 {
-    let below: u64 = fs::read_dir(at)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
-        .map(|e| folders(&e.path()))
-        .sum();
-    below + 1
+/// Folders under and including `at`; none of one that has just gone.
+fn folders(at: &Path) -> Result<u64, SurveyError> {
+    let Some(list) = still_there(at, fs::read_dir(at))? else { return Ok(0) };
+    let mut count = 1;
+    for entry in list {
+        let Some(entry) = still_there(at, entry)? else { break };
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            count += folders(&entry.path())?;
+        }
+    }
+    Ok(count)
 }
 
 #[cfg(test)]
@@ -190,16 +240,22 @@ mod tests {
     #[test]
     fn judged_by_owner_activity_and_baseline() {
         let base = dying_is(&[("cpu", 1), ("memory", 4)]);
-        assert!(judge(&base, None, &base).is_empty());
+        assert!(judge(Some(&base), None, &base).is_empty());
         let more = dying_is(&[("cpu", 2), ("memory", 9)]);
-        assert_eq!(judge(&base, None, &more), ["2 dying cpu groups, 1 at the block's start"]);
+        assert_eq!(judge(Some(&base), None, &more), ["2 dying cpu groups, 1 at the block's start"]);
         // Memory groups only count while their number moves.
         let still = dying_is(&[("cpu", 1), ("memory", 9)]);
-        assert!(judge(&base, Some(&still), &still).is_empty());
-        assert_eq!(judge(&base, Some(&base), &still), ["dying memory groups changed from 4 to 9"]);
+        assert!(judge(Some(&base), Some(&still), &still).is_empty());
+        assert_eq!(judge(Some(&base), Some(&base), &still), ["dying memory groups changed from 4 to 9"]);
+        // Where the baseline is still to be found, every number must stand still.
+        assert_eq!(
+            judge(None, Some(&base), &more),
+            ["dying cpu groups changed from 1 to 2", "dying memory groups changed from 4 to 9"]
+        );
+        assert!(judge(None, Some(&more), &more).is_empty());
         let busy =
             Survey { zombies: vec!["7 (sh)".into()], workers: vec!["kworker/u8:1+netns".into()], ..Survey::default() };
-        assert_eq!(judge(&base, None, &busy), ["zombie 7 (sh)", "kernel worker kworker/u8:1+netns"]);
+        assert_eq!(judge(Some(&base), None, &busy), ["zombie 7 (sh)", "kernel worker kworker/u8:1+netns"]);
     }
 
     #[test]
@@ -222,18 +278,50 @@ mod tests {
         let base = Survey::default();
         let mut left = 4;
         let busy = Survey { zombies: vec!["9 (x)".into()], ..Survey::default() };
-        let got = settle(&base, Duration::from_secs(20), || {
+        let got = settle(Some(&base), Duration::from_secs(20), || {
             if left > 0 {
                 left -= 1;
-                busy.clone()
+                Ok(busy.clone())
             } else {
-                Survey::default()
+                Ok(Survey::default())
             }
         });
         assert!(got.left.is_empty());
         assert_eq!(left, 0);
-        let got = settle(&base, Duration::from_millis(1), || busy.clone());
+        let got = settle(Some(&base), Duration::from_millis(1), || Ok(busy.clone()));
         assert_eq!(got.left, ["zombie 9 (x)"]);
+    }
+
+    #[test]
+    fn quiet_once_is_not_settled() {
+        // Busy until the limit has passed, then quiet in the very last reading.
+        let limit = Duration::from_millis(20);
+        let start = clock::raw_us();
+        let got = settle(None, limit, || {
+            let late = clock::raw_us() - start > 20_000;
+            let zombies = if late { vec![] } else { vec!["9 (x)".to_owned()] };
+            Ok(Survey { zombies, ..Survey::default() })
+        });
+        assert_eq!(got.left, ["quiet for only 1 of 3 readings when the limit passed"]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_never_quiet() {
+        let error = || SurveyError::NoGroups { root: "/none".into() };
+        let got = settle(Some(&Survey::default()), Duration::from_millis(1), || Err(error()));
+        assert_eq!(got.left, ["no survey: the kernel counts no dying control groups that could be read below /none"]);
+        assert_eq!(got.last, None);
+        let t = tempfile::tempdir().unwrap();
+        let (proc, cgroups) = (t.path().join("proc"), t.path().join("cgroup"));
+        let look = || survey_of(&proc, &cgroups, &BTreeSet::new());
+        assert!(matches!(look(), Err(SurveyError::Read { .. })), "no /proc");
+        fs::create_dir_all(proc.join("7")).unwrap();
+        assert!(matches!(look(), Err(SurveyError::NoGroups { .. })), "no groups; a process that has ended is fine");
+        fs::create_dir_all(&cgroups).unwrap();
+        fs::write(cgroups.join("cgroup.stat"), "nr_descendants 4\nnr_dying_descendants 2\n").unwrap();
+        assert_eq!(look().unwrap(), dying_is(&[("unified", 2)]));
+        fs::write(proc.join("7/stat"), "nonsense").unwrap();
+        assert!(matches!(look(), Err(SurveyError::Shape { .. })));
     }
 
     #[test]
@@ -252,7 +340,7 @@ mod tests {
         let ours = BTreeSet::from([std::process::id()]);
         let mut seen = false;
         for _ in 0..2_000 {
-            seen = survey(&ours).zombies.iter().any(|z| z.starts_with(&format!("{} ", c.id())));
+            seen = survey(&ours).unwrap().zombies.iter().any(|z| z.starts_with(&format!("{} ", c.id())));
             if seen {
                 break;
             }
@@ -260,6 +348,6 @@ mod tests {
         }
         assert!(seen);
         c.wait().unwrap();
-        assert!(!survey(&ours).zombies.iter().any(|z| z.starts_with(&format!("{} ", c.id()))));
+        assert!(!survey(&ours).unwrap().zombies.iter().any(|z| z.starts_with(&format!("{} ", c.id()))));
     }
 }

@@ -11,10 +11,8 @@ use crate::engine::api::ArmEngine;
 
 /// Reads the machine between timed windows.
 pub trait Surroundings {
-    /// What is there now: the block's baseline for settling.
-    fn survey(&mut self) -> Survey;
-    /// Waits until the machine is as quiet as `baseline`, at most `limit`.
-    fn settle(&mut self, baseline: &Survey, limit: Duration) -> Settled;
+    /// Waits until the machine is as quiet as `baseline`, or without one until it stands still, at most `limit`.
+    fn settle(&mut self, baseline: Option<&Survey>, limit: Duration) -> Settled;
     /// Times the fixed loop on these CPUs, milliseconds.
     fn canary(&mut self, cpus: &[u32]) -> Result<f64, String>;
     /// CPU accounts now.
@@ -36,11 +34,7 @@ impl ThisMachine {
 }
 
 impl Surroundings for ThisMachine {
-    fn survey(&mut self) -> Survey {
-        settle::survey(&self.parents)
-    }
-
-    fn settle(&mut self, baseline: &Survey, limit: Duration) -> Settled {
+    fn settle(&mut self, baseline: Option<&Survey>, limit: Duration) -> Settled {
         settle::settle(baseline, limit, || settle::survey(&self.parents))
     }
 

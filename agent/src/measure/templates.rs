@@ -3,12 +3,15 @@
 //! Each arm has its own, the A/A control too: the same procedure twice, or the control would share the very thing whose
 //! spread it is there to show.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use drums_common::{
     evidence::{Body, Template},
     experiment::{Arm, Experiment},
-    ids::{ArmName, Generation, RunId},
+    ids::{ArmName, Generation, RunId, SessionRef},
     telemetry::chain,
 };
 
@@ -25,6 +28,8 @@ use drums_common::wire::latest::{Activity, Grant};
 pub struct Templates {
     build: Option<u32>,
     made: BTreeMap<ArmName, Result<String, String>>,
+    /// Arms whose template has been restored from once.
+    used: BTreeSet<ArmName>,
 }
 
 /// How bringing the templates up to a grant ended.
@@ -45,6 +50,24 @@ pub struct Building<'a> {
     pub cpus: &'a [u32],
     pub environment_bytes: u32,
     pub generation: Generation,
+}
+
+impl<'a> Building<'a> {
+    fn order(&self, arm: &'a Arm, session: SessionRef, identity_seed: u64) -> SessionOrder<'a> {
+        SessionOrder {
+            run: self.run,
+            arm,
+            session,
+            limits: &self.experiment.limits,
+            cpus: self.cpus,
+            environment_bytes: self.environment_bytes,
+            template_build: self.grant.template_build,
+            delay: None,
+            identity_seed,
+            workload: self.workload,
+            ready_timeout: Duration::from_millis(self.experiment.design.ready_timeout_ms),
+        }
+    }
 }
 
 impl Templates {
@@ -69,6 +92,7 @@ impl Templates {
     pub fn forget(&mut self) {
         self.build = None;
         self.made.clear();
+        self.used.clear();
     }
 
     /// Throws all away; answers with what could not be undone.
@@ -103,19 +127,7 @@ impl Templates {
                 Ok(s) => s,
                 Err(e) => return Ok(Ensured::HostBroken(chain(&e))),
             };
-            let order = SessionOrder {
-                run: b.run,
-                arm,
-                session,
-                limits: &b.experiment.limits,
-                cpus: b.cpus,
-                environment_bytes: b.environment_bytes,
-                template_build: b.grant.template_build,
-                delay: None,
-                identity_seed: draw::template_identity(b.grant.seed, i),
-                workload: b.workload,
-                ready_timeout: std::time::Duration::from_millis(b.experiment.design.ready_timeout_ms),
-            };
+            let order = b.order(arm, session, draw::template_identity(b.grant.seed, i));
             match engine.build_template(&order) {
                 Ok(t) => {
                     journal.leaks(&t.leaked)?;
@@ -144,6 +156,59 @@ impl Templates {
                     self.made.insert(arm.name.clone(), Err(why));
                 }
             }
+            journal.commit()?;
+        }
+        self.use_once(engine, link, journal, b, give_up)
+    }
+
+    /// The first restore of a template is not like the later ones (caches of its files are cold), and what is registered
+    /// is the steady one: each is restored from once, uncounted, before anything is measured.
+    fn use_once(
+        &mut self,
+        engine: &mut dyn ArmEngine,
+        link: &Link,
+        journal: &mut Journal,
+        b: &Building<'_>,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Ensured, SpoolError> {
+        for (i, arm) in (0u32..).zip(&b.experiment.arms) {
+            if !matches!(self.made.get(&arm.name), Some(Ok(_))) || self.used.contains(&arm.name) {
+                continue;
+            }
+            if give_up() {
+                return Ok(Ensured::GivenUp);
+            }
+            link.set_activity(Activity::Building { run: b.run, arm: arm.name.clone() });
+            let session = match engine.next_session(b.generation) {
+                Ok(s) => s,
+                Err(e) => return Ok(Ensured::HostBroken(chain(&e))),
+            };
+            // No position of a block is so large.
+            let (identity, _) = draw::further_identities(b.grant.seed, (1 << 30) + i, 0);
+            let what = format!("first restore from template {} of {}", b.grant.template_build, arm.name);
+            let tried = engine.create(&b.order(arm, session, identity)).and_then(|created| {
+                let ms = created.timed.duration_ms();
+                engine.destroy(created.handle).map(|destroyed| (ms, destroyed.leaked))
+            });
+            match tried {
+                Ok((ms, leaked)) => {
+                    journal.leaks(&leaked)?;
+                    journal.log("info", "measure", &format!("{what}: {ms:.3} ms, not counted"))?;
+                }
+                Err(e) => {
+                    journal.leaks(e.leaked())?;
+                    if e.is_outcome() && give_up() {
+                        return Ok(Ensured::GivenUp);
+                    }
+                    // The arm is judged by what is measured; that this failed, everybody may know.
+                    let why = format!("{what}, not counted, failed: {}", chain(&e));
+                    journal.log("error", "measure", &why)?;
+                    if !e.is_outcome() {
+                        return Ok(Ensured::HostBroken(why));
+                    }
+                }
+            }
+            self.used.insert(arm.name.clone());
             journal.commit()?;
         }
         Ok(Ensured::Ready)

@@ -307,12 +307,9 @@ pub(super) struct StillMachine {
 }
 
 impl Surroundings for StillMachine {
-    fn survey(&mut self) -> Survey {
-        Survey::default()
-    }
-    fn settle(&mut self, _baseline: &Survey, _limit: Duration) -> Settled {
+    fn settle(&mut self, _baseline: Option<&Survey>, _limit: Duration) -> Settled {
         let left = if self.unsettled { vec!["zombie 7 (x)".to_owned()] } else { vec![] };
-        Settled { waited_ms: 1.0, left }
+        Settled { waited_ms: 1.0, left, last: Some(Survey::default()) }
     }
     fn canary(&mut self, _cpus: &[u32]) -> Result<f64, String> {
         Ok(10.0)

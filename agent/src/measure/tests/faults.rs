@@ -7,12 +7,13 @@ use super::*;
 
 /// One fault in the turn of `arm` in the second block (the first measured one); everything else goes well.
 fn with_fault(op: &'static str, arm: &'static str, fault: Fault) -> (Agent, Vec<Record>) {
+    // Its first create is the uncounted one, its second is the warm-up's.
     let turns = Rc::new(RefCell::new(0));
     let mut a = Agent::new(faults(move |c| {
         if c.op == "create" && c.arm == Some(name(arm)) {
             *turns.borrow_mut() += 1;
         }
-        (c.op == op && c.arm == Some(name(arm)) && *turns.borrow() == 2).then(|| fault.clone())
+        (c.op == op && c.arm == Some(name(arm)) && *turns.borrow() == 3).then(|| fault.clone())
     }));
     let records = a.whole_run(3);
     check_accounts(&records);
@@ -106,6 +107,18 @@ fn an_arm_without_its_template_fails_and_is_tried_again() {
     assert_eq!(failed.len(), 1);
     assert_eq!((failed[0].block, failed[0].failed_metrics.len()), (0, 4));
     assert!(failed[0].failures[0].contains("template 0 of restored was not built"));
+}
+
+#[test]
+fn a_first_restore_that_fails_is_told_and_charged_to_nobody() {
+    let mut a = Agent::new(faults(|c| {
+        (c.op == "create" && c.arm == Some(name("restored")) && c.nth == 0).then_some(Fault::Session)
+    }));
+    let records = a.whole_run(2);
+    check_accounts(&records);
+    assert!(failed(&records).is_empty(), "{:?}", failed(&records));
+    let told = |r: &Record| matches!(&r.body, Body::Log(l) if l.level == "error" && l.text.contains("told to fail"));
+    assert_eq!(records.iter().filter(|r| told(r)).count(), 1);
 }
 
 #[test]
