@@ -39,7 +39,7 @@ use crate::{
         surroundings::ThisMachine,
     },
     net::{self, DialError, EnrolError, IdentityError, Link, Net, NetConfig, Stop},
-    setup::{self, SetupError, ToolsDir},
+    setup::{self, DoctorOptions, Ground, SetupError, ToolsDir},
     shim::{ShimClient, ShimError},
     spool::{KEEP_FINISHED, Spool, SpoolError},
 };
@@ -166,7 +166,8 @@ fn with_engine(
     let mut engine = Some(engine);
     let result = (|| {
         let spool = open_spool(config)?;
-        let mut facts = Facts { state: config.state.clone(), build, host, doctor: None };
+        let ground = engine.as_ref().map(|e| Ground::of_agent(e.site())).unwrap_or_default();
+        let mut facts = Facts { state: config.state.clone(), build, host, ground, doctor: None };
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(NET_THREADS)
             .thread_name("net")
@@ -323,6 +324,8 @@ struct Facts {
     state: PathBuf,
     build: Sha256,
     host: HostTools,
+    /// Where arms are tried out.
+    ground: Ground,
     /// Arms that failed their trial, and why; tried once in the life of an agent.
     doctor: Option<BTreeMap<ArmKind, String>>,
 }
@@ -349,7 +352,8 @@ impl Facts {
     /// As `now`, with every arm's surroundings tried out. The caller has the machine.
     fn after_trials(&mut self, engine: &dyn ArmEngine) -> HostFacts {
         if self.doctor.is_none() {
-            let report = setup::examine(&self.host.dir, &setup::doctor::DoctorOptions::default(), &mut |t| {
+            let options = DoctorOptions { ground: self.ground.clone(), ..DoctorOptions::default() };
+            let report = setup::examine(&self.host.dir, &options, &mut |t| {
                 tracing::info!(trial = t.name, ok = t.ok, duration_ms = t.duration_ms, detail = %t.detail, "tried");
             });
             self.doctor = Some(report.unfit());

@@ -56,6 +56,8 @@ pub struct Engine {
     give_up: Arc<AtomicBool>,
     /// The scratch file system is mounted by us and must be unmounted by us.
     scratch_plan: Option<String>,
+    /// The shim lives as long as we do.
+    shim_plan: Option<String>,
 }
 
 type TemplateKey = (RunId, ArmName, u32);
@@ -80,6 +82,7 @@ impl Engine {
             spent_us: 0,
             give_up: Arc::default(),
             scratch_plan: None,
+            shim_plan: None,
         }
     }
 
@@ -166,8 +169,8 @@ impl ArmEngine for Engine {
     fn reclaim(&mut self) -> AuditReport {
         // Their descriptors close here; what they held is in the ledger.
         self.templates.clear();
-        let scratch = self.scratch_plan.clone();
-        self.live.retain(|plan| Some(plan) == scratch.as_ref());
+        let own = [self.scratch_plan.clone(), self.shim_plan.clone()];
+        self.live.retain(|plan| own.iter().flatten().any(|o| o == plan));
         self.audit()
     }
 

@@ -6,14 +6,14 @@ use std::{
     sync::Arc,
 };
 
-use drums_common::ids::InstallationId;
+use drums_common::{ids::InstallationId, telemetry::chain};
 
 use super::{Engine, HttpProber, api::AuditReport, run::Made, timeline::Timeline};
 use crate::{
     arms::{Site, ToolPaths, registry},
     ledger::{Ledger, LedgerError, audit},
     shim::ShimClient,
-    steps::{MakeMount, Step},
+    steps::{MakeMount, Process, Receipt, Resource, Step},
     sys::{Linux, Sys, SysError},
 };
 
@@ -52,16 +52,22 @@ pub enum OpenError {
 impl Engine {
     /// Opens the real engine: everything that an earlier agent of this state folder left behind is undone first.
     pub fn open(config: &EngineConfig, shim: Arc<ShimClient>) -> Result<(Self, AuditReport), OpenError> {
+        let shim_pid = shim.pid();
         let (sys, site, mut ledger) = open_parts(config, shim)?;
         let report = audit::audit(&mut ledger, &sys, site.installation, &site.scratch, &|_| false)?;
         if sys.is_mounted(&site.scratch)? {
             return Err(OpenError::Leftover(format!("the mount on {}", site.scratch.display())));
         }
         let installation = site.installation;
+        let shim_plan = audit::shim_plan(installation);
+        if ledger.plan(&shim_plan).is_some() {
+            return Err(OpenError::Leftover("the shim".to_owned()));
+        }
         let mount: Box<dyn Step> =
             Box::new(MakeMount::tmpfs(&site.scratch, audit::scratch_source(installation), config.scratch_bytes));
         let steps = [mount];
         let mut engine = Self::with(Box::new(sys), Box::new(HttpProber), site, ledger, registry::all());
+        engine.note_shim(shim_plan, shim_pid)?;
         let plan = format!("drums-{installation}-scratch");
         engine.intend(&plan, &steps)?;
         let mut made = Made { plan: plan.clone(), ..Made::default() };
@@ -78,6 +84,17 @@ impl Engine {
         let run = engine.site.criu_run();
         engine.sys.make_dir(&run, 0o755)?;
         Ok((engine, report))
+    }
+
+    /// The shim outlives a killed agent for as long as it takes it to kill what it started: the next agent waits for it.
+    fn note_shim(&mut self, plan: String, pid: i32) -> Result<(), OpenError> {
+        self.ledger.intend(&plan, &[Resource::Process { role: "shim".to_owned() }])?;
+        if let Some(start) = self.sys.process_start(pid)? {
+            self.ledger.held(&plan, 0, &Receipt::Process(Process { pid, start }))?;
+        }
+        self.live.insert(plan.clone());
+        self.shim_plan = Some(plan);
+        Ok(())
     }
 
     /// Audit only: what `drums-agent audit` does. Nothing is left mounted.
@@ -98,6 +115,12 @@ impl Engine {
             let made = Made { plan, entries, ..Made::default() };
             let mut timeline = Timeline::start(self.sys.now_us());
             leaked.extend(self.unwind(made, &mut timeline).1);
+        }
+        // Our owner ends the shim, which has nothing left to kill.
+        if let Some(plan) = self.shim_plan.take()
+            && let Err(e) = self.ledger.released(&plan)
+        {
+            tracing::warn!(%plan, error = %chain(&e), "the release could not be noted");
         }
         leaked
     }

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     arms::{Site, ToolPaths, drums::Drums},
     ledger::Ledger,
-    steps::{Process, Resource, undo},
+    steps::{Process, Receipt, Resource, undo},
     sys::{
         Sys as _,
         fake::{Fake, Fault},
@@ -454,6 +454,29 @@ fn what_was_made_and_not_noted_is_undone_by_its_name() {
     b.fake.plant_writer(group, folder);
     let report = b.engine.audit();
     assert_eq!((report.undone.len(), report.leaked.len()), (2, 0), "{report:?}");
+    assert_eq!(b.fake.left(), [""; 0]);
+}
+
+#[test]
+fn an_earlier_agents_shim_is_ended_before_anything_else_and_ours_is_not() {
+    let mut b = Bench::new(ArmKind::DrumsCold, Guests::default());
+    let shim = Process { pid: 4_242, start: 7 };
+    b.fake.plant_process(shim);
+    let plan = super::audit::shim_plan(INSTALLATION);
+    b.engine.ledger.intend("drums-abcdef01-s7g3", &[Resource::Dir { path: "/scratch/x".into() }]).unwrap();
+    b.engine.ledger.intend(&plan, &[Resource::Process { role: "shim".into() }]).unwrap();
+    b.engine.ledger.held(&plan, 0, &Receipt::Process(shim)).unwrap();
+    b.engine.shim_plan = Some(plan.clone());
+    b.engine.live.insert(plan.clone());
+    b.engine.reclaim();
+    assert_eq!(b.fake.left(), ["process 4242"]);
+    // To the next agent it is one that was left.
+    b.fake.plant_dir(Path::new("/scratch/x"));
+    b.engine.ledger.intend("drums-abcdef01-s8g3", &[Resource::Dir { path: "/scratch/x".into() }]).unwrap();
+    b.engine.live.clear();
+    let report = b.engine.audit();
+    assert_eq!(report.undone[0], format!("process shim of {plan}"));
+    assert_eq!(report.undone.len(), 2, "{report:?}");
     assert_eq!(b.fake.left(), [""; 0]);
 }
 

@@ -11,7 +11,8 @@ use serde::Serialize;
 use super::{
     ToolsDir,
     kvm::{self, GuestAccel, KvmAnswer},
-    listener, tools, trials,
+    listener, tools,
+    trials::{self, Ground},
 };
 
 /// One thing tried.
@@ -54,12 +55,13 @@ impl Report {
 pub struct DoctorOptions {
     /// Program and arguments of a process that runs [`listener::serve`] with one more argument, the port file.
     pub listener: Vec<OsString>,
+    pub ground: Ground,
 }
 
 impl Default for DoctorOptions {
     /// This program's own hidden subcommand.
     fn default() -> Self {
-        Self { listener: vec!["/proc/self/exe".into(), listener::SUBCOMMAND.into()] }
+        Self { listener: vec!["/proc/self/exe".into(), listener::SUBCOMMAND.into()], ground: Ground::default() }
     }
 }
 
@@ -98,15 +100,15 @@ pub fn examine(dir: &ToolsDir, options: &DoctorOptions, seen: &mut dyn FnMut(&Tr
         Ok(()) => Ok("yes".to_owned()),
         Err(e) => Err(e.to_string()),
     });
-    add("namespaces and overlay", &NAMESPACED, &mut || trials::overlay());
-    add("cgroup limits", &LIMITED, &mut || trials::cgroup());
-    add("tap link", &QEMU, &mut || trials::tap());
+    add("namespaces and overlay", &NAMESPACED, &mut || trials::overlay(&options.ground));
+    add("cgroup limits", &LIMITED, &mut || trials::cgroup(&options.ground));
+    add("tap link", &QEMU, &mut || trials::tap(&options.ground));
     add("CRIU dump and restore", &RESTORED, &mut || match &paths.criu {
-        Some(criu) => trials::criu(criu, &options.listener),
+        Some(criu) => trials::criu(criu, &options.listener, &options.ground),
         None => missing("CRIU"),
     });
     add("runc container", &RUNC, &mut || match &paths.runc {
-        Some(runc) => trials::runc(runc),
+        Some(runc) => trials::runc(runc, &options.ground),
         None => missing("runc"),
     });
     add("QEMU guest (TCG)", &QEMU, &mut || match &paths.qemu {

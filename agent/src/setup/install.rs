@@ -155,6 +155,6 @@ mod tests {
         let left: Vec<_> = fs::read_dir(t.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, ["criu"], "only the prefix remains");
         let program = tools::find(&dir).criu.unwrap();
-        trials::criu(&program, &trials::tests::own_listener()).unwrap();
+        trials::criu(&program, &trials::tests::own_listener(), &trials::Ground::default()).unwrap();
     }
 }

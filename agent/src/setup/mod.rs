@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 pub use doctor::{DoctorOptions, Report, Trial, examine};
 pub use install::{Installed, SetupError, SetupOptions, run};
+pub use trials::Ground;
 
 /// Where tools live that are not the host's packages: shared by all agents of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,8 +1,9 @@
 //! The doctor's trials. Each returns what it saw, or why it did not work; each is bounded in time and leaves nothing.
+//! What a killed agent's trial leaves is named as its sessions are and lies where theirs do: its next audit finds it.
 
 use std::{
     ffi::{CString, OsString},
-    fs,
+    fs::{self, File},
     io::{self, Read as _},
     net::{Ipv4Addr, SocketAddr, TcpStream},
     os::{
@@ -25,8 +26,13 @@ use nix::{
 use serde_json::json;
 
 use super::{
-    command::{Run, pidfd, readable},
+    command::{Run, enter, pidfd, readable},
     listener::GREETING,
+};
+use crate::{
+    arms::Site,
+    measure::surroundings::available_cpus,
+    sys::{CgroupLimits, Leaf, LeafOf, cgroup::Layout},
 };
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -37,12 +43,75 @@ fn words<E: std::error::Error + 'static>(what: &str) -> impl Fn(E) -> String + '
     move |e| format!("{what}: {}", chain(&e))
 }
 
-fn folder() -> Result<tempfile::TempDir, String> {
-    tempfile::Builder::new().prefix("drums-doctor-").tempdir().map_err(words("no temporary folder could be made"))
+/// Where trials make what they need, and what its names begin with. Names end in a random number: a pid comes again.
+#[derive(Clone, Debug)]
+pub struct Ground {
+    prefix: String,
+    folder: PathBuf,
+}
+
+impl Default for Ground {
+    /// For a doctor that is no agent.
+    fn default() -> Self {
+        Self { prefix: "drums-doctor-".to_owned(), folder: std::env::temp_dir() }
+    }
+}
+
+impl Ground {
+    pub fn of_agent(site: &Site) -> Self {
+        Self { prefix: format!("drums-{}-doctor-", site.installation), folder: site.scratch.clone() }
+    }
+
+    fn folder(&self) -> Result<tempfile::TempDir, String> {
+        let made = tempfile::Builder::new().prefix(&self.prefix).tempdir_in(&self.folder);
+        made.map_err(words("no temporary folder could be made"))
+    }
+
+    fn name(&self) -> String {
+        format!("{}{:08x}", self.prefix, rand::random::<u32>())
+    }
+}
+
+/// A control group with limits; what is in it is killed with it.
+struct Group {
+    layout: Layout,
+    name: String,
+}
+
+impl Group {
+    const BYTES: u64 = 512 << 20;
+
+    fn make(ground: &Ground) -> Result<Self, String> {
+        let layout = Layout::discover().map_err(words("the control groups cannot be found"))?;
+        let this = Self { layout, name: ground.name() };
+        let limits = CgroupLimits { cpu_milli: 1_000, cpus: available_cpus(), memory_bytes: Self::BYTES, pids: 1_024 };
+        this.layout.create(&this.name, &limits).map_err(words("a cgroup cannot be made"))?;
+        Ok(this)
+    }
+
+    /// Written to by a new process, they put it into the group.
+    fn doors(&self) -> Result<Vec<File>, String> {
+        let leaf = LeafOf { group: self.name.clone(), leaf: Leaf::Session };
+        let open = |path: &PathBuf| File::options().write(true).open(path);
+        let doors: io::Result<_> = self.layout.doors(&leaf).iter().map(open).collect();
+        doors.map_err(words("a cgroup cannot be entered"))
+    }
+
+    fn remove(&self) -> Result<(), String> {
+        self.layout.remove(&self.name, 5_000).map_err(words("a cgroup cannot be removed"))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Err(why) = self.remove() {
+            tracing::warn!(group = self.name, why, "left by a trial");
+        }
+    }
 }
 
 /// All namespaces of a session, and an overlay with the options that a restore needs.
-pub fn overlay() -> Outcome {
+pub fn overlay(ground: &Ground) -> Outcome {
     const SCRIPT: &str = r#"
         mount -t tmpfs drums-doctor "$1"
         mkdir "$1/lower" "$1/upper" "$1/work" "$1/root"
@@ -51,7 +120,7 @@ pub fn overlay() -> Outcome {
         echo above > "$1/root/file"
         test "$(cat "$1/lower/file") $(cat "$1/upper/file")" = "below above"
     "#;
-    let folder = folder()?;
+    let folder = ground.folder()?;
     Run::new("unshare", LIMIT)
         .args([
             "--mount",
@@ -74,39 +143,22 @@ pub fn overlay() -> Outcome {
     Ok("mount, pid, ipc, uts and net namespaces; an overlay on tmpfs with index and nfs_export".to_owned())
 }
 
-/// A group with a memory limit that reads back.
-pub fn cgroup() -> Outcome {
-    const BYTES: &str = "67108864";
-    let root = Path::new("/sys/fs/cgroup");
-    let name = format!("drums-doctor-{}", std::process::id());
-    let (group, file, version) = if root.join("memory/memory.limit_in_bytes").exists() {
-        (root.join("memory").join(name), "memory.limit_in_bytes", "v1")
-    } else if root.join("cgroup.controllers").exists() {
-        let control = root.join("cgroup.subtree_control");
-        let delegated = fs::read_to_string(&control).unwrap_or_default();
-        if !delegated.split_ascii_whitespace().any(|c| c == "memory") {
-            fs::write(&control, "+memory").map_err(words("the memory controller cannot be enabled"))?;
-        }
-        (root.join(name), "memory.max", "v2")
+/// A session's group, with limits that read back.
+pub fn cgroup(ground: &Ground) -> Outcome {
+    let group = Group::make(ground)?;
+    let read = group.layout.limits(&group.name).map_err(words("limits cannot be read"))?;
+    group.remove()?;
+    if read.memory_bytes == Group::BYTES && read.cpu_milli == 1_000 {
+        Ok(format!("cgroup v{}, limits read back", group.layout.version()))
     } else {
-        return Err("there is no cgroup hierarchy with a memory controller under /sys/fs/cgroup".to_owned());
-    };
-    fs::create_dir(&group).map_err(words("a cgroup cannot be made"))?;
-    let read = fs::write(group.join(file), BYTES).and_then(|()| fs::read_to_string(group.join(file)));
-    let removed = fs::remove_dir(&group);
-    let read = read.map_err(words("a memory limit cannot be set"))?;
-    removed.map_err(words("an empty cgroup cannot be removed"))?;
-    if read.trim() == BYTES {
-        Ok(format!("cgroup {version}, limit read back"))
-    } else {
-        Err(format!("a limit of {BYTES} reads back as {read:?}"))
+        Err(format!("limits of {} bytes and one CPU read back as {read:?}", Group::BYTES))
     }
 }
 
 /// A tap link through the device node, or through a private one where there is none.
-pub fn tap() -> Outcome {
+pub fn tap(ground: &Ground) -> Outcome {
     const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
-    let folder = folder()?;
+    let folder = ground.folder()?;
     let public = Path::new("/dev/net/tun");
     let (path, how) = if public.exists() {
         (public.to_owned(), "/dev/net/tun")
@@ -144,19 +196,21 @@ fn private_tun(folder: &Path) -> Result<PathBuf, String> {
 }
 
 /// Saves a process with a listening socket, restores it, and asks it for an answer both times.
-pub fn criu(criu: &Path, listener: &[OsString]) -> Outcome {
-    let folder = folder()?;
+pub fn criu(criu: &Path, listener: &[OsString], ground: &Ground) -> Outcome {
+    let folder = ground.folder()?;
     let cache = KernelDataCache::look();
-    let result = criu_trial(criu, listener, folder.path());
+    let group = Group::make(ground)?;
+    let result = criu_trial(criu, listener, folder.path(), &group);
+    drop(group);
     drop(cache);
     result
 }
 
-fn criu_trial(criu: &Path, listener: &[OsString], folder: &Path) -> Outcome {
+fn criu_trial(criu: &Path, listener: &[OsString], folder: &Path, group: &Group) -> Outcome {
     let port_file = folder.join("port");
     let image = folder.join("image");
     fs::create_dir(&image).map_err(words("no folder for the image"))?;
-    let mut process = Listener::start(listener, &port_file)?;
+    let mut process = Listener::start(listener, &port_file, group)?;
     let port = process.port(&port_file)?;
     greet(port).map_err(|e| format!("the listener did not answer before it was saved: {e}"))?;
     let pid = process.child.id();
@@ -179,6 +233,8 @@ fn criu_trial(criu: &Path, listener: &[OsString], folder: &Path) -> Outcome {
         .args([&image])
         .args(["-o", "restore.log", "--tcp-close"])
         .args(common)
+        // What comes back is in its group.
+        .entering(group.doors()?)
         .dies_with_us()
         .ok();
     let answer = restore
@@ -224,14 +280,17 @@ struct Listener {
 }
 
 impl Listener {
-    fn start(argv: &[OsString], port_file: &Path) -> Result<Self, String> {
+    fn start(argv: &[OsString], port_file: &Path, group: &Group) -> Result<Self, String> {
+        let doors = group.doors()?;
         let (program, arguments) = argv.split_first().ok_or("no program to save was named")?;
         let mut command = Command::new(program);
         command.args(arguments).arg(port_file).current_dir("/");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: setsid and prctl with plain numbers are async-signal-safe. CRIU saves whole sessions only.
+        // SAFETY: write on descriptors that are open, setsid and prctl with plain numbers are async-signal-safe. CRIU
+        // saves whole sessions only.
         unsafe {
-            command.pre_exec(|| {
+            command.pre_exec(move || {
+                enter(&doors)?;
                 if libc::setsid() < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
                     return Err(io::Error::last_os_error());
                 }
@@ -300,14 +359,14 @@ fn greet(port: u16) -> io::Result<()> {
 }
 
 /// Runs /bin/true of this machine's userland in a container of its own.
-pub fn runc(runc: &Path) -> Outcome {
-    let folder = folder()?;
+pub fn runc(runc: &Path, ground: &Ground) -> Outcome {
+    let folder = ground.folder()?;
     let root = folder.path().join("rootfs");
     let state = folder.path().join("state");
     for path in [&root, &state] {
         fs::create_dir(path).map_err(words("no folder for the container"))?;
     }
-    let id = format!("drums-doctor-{}", std::process::id());
+    let id = ground.name();
     let config = config(&id, &root).map_err(words("the container's root cannot be prepared"))?;
     fs::write(folder.path().join("config.json"), config.to_string()).map_err(words("config.json cannot be written"))?;
     let runc = |limit| Run::new(runc, limit).args(["--root".as_ref(), state.as_os_str()]);
@@ -376,9 +435,10 @@ pub(super) mod tests {
     #[test]
     fn live_namespaces_overlay_limits_and_links_work_here() {
         if root() {
-            overlay().unwrap();
-            cgroup().unwrap();
-            tap().unwrap();
+            let ground = Ground::default();
+            overlay(&ground).unwrap();
+            cgroup(&ground).unwrap();
+            tap(&ground).unwrap();
         }
     }
 
@@ -388,10 +448,9 @@ pub(super) mod tests {
             eprintln!("SKIP runc: not installed here; drums-agent setup installs it");
             return;
         };
-        runc(&path).unwrap();
-        let name = format!("drums-doctor-{}", std::process::id());
-        for hierarchy in ["memory", "pids", "cpu", "unified", ""] {
-            assert!(!Path::new("/sys/fs/cgroup").join(hierarchy).join(&name).exists(), "{hierarchy}");
-        }
+        // A prefix that no other test has.
+        let ground = Ground { prefix: Ground::default().name(), ..Ground::default() };
+        runc(&path, &ground).unwrap();
+        assert_eq!(Layout::discover().unwrap().named(&ground.prefix).unwrap(), [""; 0]);
     }
 }

@@ -346,6 +346,14 @@ impl Layout {
         }
     }
 
+    /// Files to which any process writes `0` to join the leaf, whatever the version.
+    pub fn doors(&self, leaf: &LeafOf) -> Vec<PathBuf> {
+        match self {
+            Self::V1 { .. } => self.join_files(leaf),
+            Self::V2(root) => vec![root.join(&leaf.group).join(leaf.leaf.as_str()).join("cgroup.procs")],
+        }
+    }
+
     /// Version 2: the folder for CLONE_INTO_CGROUP.
     pub fn clone_into(&self, leaf: &LeafOf) -> io::Result<Option<OwnedFd>> {
         match self {
