@@ -390,8 +390,10 @@ fn the_audit_undoes_ours_and_never_touches_a_stranger() {
     assert_eq!(again, super::api::AuditReport::default());
 }
 
-/// Where each name of the next session is taken already.
-fn decoys(b: &mut Bench) -> Vec<Box<dyn Fn(&Fake)>> {
+type Decoy = Box<dyn Fn(&Fake)>;
+
+/// Take each name of the next session.
+fn decoys(b: &mut Bench) -> Vec<Decoy> {
     let number = b.engine.next_session(Generation(3)).unwrap().number + 1;
     let name = format!("drums-abcdef01-s{number}g3");
     let (group, folder, link) = (name.clone(), Path::new("/scratch").join(&name), format!("dabcd{number}"));
