@@ -22,6 +22,9 @@ use crate::{
     wire::latest::{Activity, Beat, BeatAck, Welcome},
 };
 
+/// The coordinator looks at its leases twice a second; five looks in a row that did not come are a stall.
+const STALL_MS: u64 = 2_500;
+
 /// Durations of leases, milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -223,7 +226,7 @@ impl HostLeases {
 
     /// The coordinator pays attention; said again and again. A gap means that it was stalled, and its hosts were not.
     pub fn looked(&mut self, now: MonoMicros) {
-        if now.ms_since(self.looked) >= self.times.silent_ms {
+        if now.ms_since(self.looked) >= STALL_MS {
             self.attentive_since = now;
         }
         self.looked = self.looked.max(now);
