@@ -36,8 +36,9 @@ use nix::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// The guest's answers are a few hundred bytes; anything near this is not ours.
-pub const MAX_RESPONSE: usize = 1 << 20;
+/// The guest's answers are a few hundred bytes; anything near this is not ours. What it answers may be quoted in a
+/// session's outcome, several times over, and must leave that far below what a record may hold.
+pub const MAX_RESPONSE: usize = 16 << 10;
 
 const FIRST_RETRY: Duration = Duration::from_micros(500);
 const LATER_RETRY: Duration = Duration::from_millis(2);

@@ -133,7 +133,7 @@ fn oversized_and_foreign_answers_are_refused() {
     let (target, t) = server(3, |n, mut s| {
         head(&mut s);
         match n {
-            0 => drop(s.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n")),
+            0 => drop(s.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 16385\r\n\r\n")),
             1 => drop(s.write_all(b"SSH-2.0-x\r\n")),
             _ => drop(s.write_all(b"HTTP/1.1 501 Not Implemented\r\nContent-Length: 2\r\n\r\n{}")),
         }
