@@ -2,14 +2,14 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use drums_common::{arm::ArmKind, ids::SessionRef};
+use drums_common::{arm::ArmKind, evidence::INJECTED_DELAY, ids::SessionRef};
 use serde_json::{Value, json};
 
 use super::{
     Engine,
     api::{
-        Created, Destroyed, EngineError, GuestReady, HostFailure, ProbeError, Reset, SessionFailure, SessionHandle,
-        SessionOrder, Target,
+        Created, Destroyed, EngineError, FidelityReading, GuestReady, HostFailure, ProbeError, ReadyAnswer, Reset,
+        SessionFailure, SessionHandle, SessionOrder, Target,
     },
     host,
     run::{Made, Stopped},
@@ -54,6 +54,8 @@ impl From<Stopped> for Cause {
 struct Up {
     ready: GuestReady,
     ready_us: u64,
+    /// Connections that the prober began until then.
+    attempts: u32,
     cpu_us: u64,
 }
 
@@ -118,7 +120,7 @@ impl Engine {
         up: Up,
     ) -> Result<Created, EngineError> {
         let target = target(&plan, &made);
-        let fidelity = self.read(order, &plan, &target, &made.cx, &up.ready);
+        let fidelity = self.read_up(order, &plan, &target, &made, &up);
         Ok(Created {
             timed: timeline.done(up.ready_us),
             cpu_s: seconds(up.cpu_us),
@@ -126,6 +128,13 @@ impl Engine {
             ready: up.ready,
             handle: SessionHandle { session: order.session, kind: order.arm.kind, target, made },
         })
+    }
+
+    /// The reading of a session that is up, and how hard the prober knocked: each connection costs the guest something.
+    fn read_up(&self, order: &SessionOrder<'_>, plan: &Plan, target: &Target, made: &Made, up: &Up) -> FidelityReading {
+        let mut reading = self.read(order, plan, target, &made.cx, &up.ready);
+        reading.mechanism.insert("connections begun until ready".to_owned(), up.attempts.to_string());
+        reading
     }
 
     /// Steps, post-restore call, first answer.
@@ -149,27 +158,26 @@ impl Engine {
             accepted("the post-restore call", answer).map_err(|f| Cause::session("personalisation", f))?;
         }
         let from = self.sys.now_us();
-        let (ready, ready_us) = self.first_answer(&target(plan, made), made, deadline)?;
+        let ReadyAnswer { guest: ready, ready_us, attempts } =
+            self.first_answer(&target(plan, made), made, deadline)?;
         timeline.mark("ready", from, ready_us);
         let cpu_us = self.sys.cgroup_cpu_us(&plan.cgroup).map_err(|e| Cause::Host {
             attempted: "cannot read the session's CPU account".to_owned(),
             failure: e.into(),
         })?;
-        Ok(Up { ready, ready_us, cpu_us })
+        Ok(Up { ready, ready_us, attempts, cpu_us })
     }
 
     /// A full answer that echoes a nonce drawn now, after the create or restore.
-    pub(super) fn first_answer(&self, at: &Target, made: &Made, deadline: u64) -> Result<(GuestReady, u64), Cause> {
+    pub(super) fn first_answer(&self, at: &Target, made: &Made, deadline: u64) -> Result<ReadyAnswer, Cause> {
         let nonce = hex::encode(rand::random::<[u8; 16]>());
         let sys = &*self.sys;
         let child = made.cx.session();
-        let answer = self
-            .prober
+        self.prober
             .ready(at, &nonce, deadline, &mut || {
                 !self.give_up.load(Ordering::Relaxed) && child.is_none_or(|c| sys.alive(c))
             })
-            .map_err(|e| Cause::session("readiness", SessionFailure::NotReady(e)))?;
-        Ok((answer.guest, answer.ready_us))
+            .map_err(|e| Cause::session("readiness", SessionFailure::NotReady(e)))
     }
 
     /// The positive control's delay: waited for by the clock that measures, before the first step. Later, the guest would
@@ -180,7 +188,7 @@ impl Engine {
         loop {
             let now = self.sys.now_us();
             if now >= until || self.give_up.load(Ordering::Relaxed) {
-                timeline.mark("injected delay", from, now);
+                timeline.mark(INJECTED_DELAY, from, now);
                 return;
             }
             clock::between_looks((until - now).min(100_000));
@@ -201,7 +209,7 @@ impl Engine {
         match up {
             Ok(up) => {
                 let target = target(&plan, &made);
-                let fidelity = self.read(order, &plan, &target, &made.cx, &up.ready);
+                let fidelity = self.read_up(order, &plan, &target, &made, &up);
                 let handle = SessionHandle { session: order.session, kind: order.arm.kind, target, made };
                 Ok(Reset { timed: timeline.done(up.ready_us), ready: up.ready, fidelity, handle, leaked })
             }

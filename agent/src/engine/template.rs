@@ -105,7 +105,7 @@ impl Engine {
         accepted("the template's mark", answer).map_err(|f| Cause::session("certification", f))?;
         // What is certified is what is saved: a fresh nonce, the mark in place, nothing in between.
         let deadline = patience(self, CALL_TIMEOUT);
-        let (ready, _) = self.first_answer(target, session, deadline)?;
+        let ready = self.first_answer(target, session, deadline)?.guest;
         if ready.state != state {
             let why = format!("the template answers state {:?} after {state:?} was set", ready.state);
             return Err(Cause::session("certification", SessionFailure::Template(why)));

@@ -185,6 +185,7 @@ fn fail_everywhere(b: &mut Bench, operation: &mut dyn FnMut(&mut Bench) -> Resul
 fn create_and_destroy(b: &mut Bench) -> Result<(), EngineError> {
     let created = b.with(|e, o| e.create(o))?;
     assert_eq!(created.fidelity.limits.cpu_milli, 1_000);
+    assert_eq!(created.fidelity.mechanism["connections begun until ready"], "1");
     let destroyed = b.engine.destroy(created.handle)?;
     assert_eq!(destroyed.leaked, [""; 0]);
     Ok(())
