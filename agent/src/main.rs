@@ -9,7 +9,6 @@ use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 use drums_agent::{
     agent::{self, AgentConfig, AgentError},
-    arms::ToolPaths,
     config::{self, Config, ConfigError, RawConfig},
     engine::{api::AuditReport, trial},
     net::{EnrolError, Identity, Stop},
@@ -174,7 +173,7 @@ fn main() -> ExitCode {
             let dir = ToolsDir::new(ToolsDir::DEFAULT);
             let mut paths = tools::find(&dir);
             if let Some(criu) = std::env::var_os("DRUMS_CRIU") {
-                paths = ToolPaths { criu: Some(criu.into()), criu_direct: Vec::new(), ..paths };
+                paths.criu = Some(criu.into());
             }
             trial::main(&args, paths)
         }

@@ -96,7 +96,7 @@ fn cold(site: &Site, order: &SessionOrder<'_>, below: &[&'static str], upper_in:
         deny_pkeys: true,
         output: None,
     })));
-    Plan { steps, ready_at: target(site, order), personalise: None, cgroup: name }
+    Plan { before: Vec::new(), steps, ready_at: target(site, order), personalise: None, cgroup: name }
 }
 
 impl Arm for Drums {
@@ -135,7 +135,13 @@ impl Arm for Drums {
             seed_hex: identity.seed_hex,
         };
         let ready_at = target(site, order);
-        Ok(Plan { steps, personalise: Some((ready_at.clone(), personalise)), ready_at, cgroup: name })
+        Ok(Plan {
+            before: Vec::new(),
+            steps,
+            personalise: Some((ready_at.clone(), personalise)),
+            ready_at,
+            cgroup: name,
+        })
     }
 
     fn plan_template(&self, site: &Site, order: &SessionOrder<'_>) -> Result<TemplatePlan, PlanError> {
@@ -187,13 +193,13 @@ const VERSION: &str = "criu-version";
 
 /// CRIU in its private mount namespace: its kernel data cache stays warm on a tmpfs at /run only.
 fn criu(site: &Site, group: &str, leaf: Leaf) -> Result<ToolSpec, PlanError> {
-    let command = site.tools.criu_command();
-    let (program, args) = command
-        .split_first()
+    let program = site
+        .tools
+        .criu
+        .clone()
         .ok_or_else(|| PlanError::NoTool { arm: ArmKind::DrumsRestored.to_string(), tool: "CRIU" })?;
     Ok(ToolSpec {
-        program: PathBuf::from(program),
-        args: args.to_vec(),
+        program,
         leaf: Some(LeafOf { group: group.to_owned(), leaf }),
         mounts: vec![PreMount::Bind { source: site.criu_run(), target: "/run".into(), read_only: false }],
         ..ToolSpec::default()

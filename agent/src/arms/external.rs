@@ -263,6 +263,7 @@ impl Arm for External {
         let leaf = LeafOf { group: name.clone(), leaf: Leaf::Tool };
         let resource = Resource::External { command: command.clone(), dir: dir.clone(), session: name.clone() };
         Ok(Plan {
+            before: Vec::new(),
             steps: vec![
                 Box::new(MakeCgroup::new(&name, limits)),
                 Box::new(MakeDir::new(&dir, &[])),

@@ -31,31 +31,13 @@ pub use crate::sys::SessionNet;
 #[derive(Clone, Debug, Default)]
 pub struct ToolPaths {
     pub criu: Option<PathBuf>,
-    /// Program and leading arguments that run the same CRIU without a shell in between (its own `ld.so`, library path,
-    /// binary). Empty: `criu` itself is run.
-    pub criu_direct: Vec<String>,
     pub runc: Option<PathBuf>,
     pub qemu: Option<PathBuf>,
     /// QEMU's data folder (`-L`), where it is not the built-in one.
     pub qemu_data: Option<PathBuf>,
     pub qemu_img: Option<PathBuf>,
-    /// The guest's uncompressed kernel, booted by PVH.
-    pub kernel: Option<PathBuf>,
-    /// cpio with the guest kernel's modules and the init that loads them; appended to the workload's cpio.
-    pub modules_cpio: Option<PathBuf>,
     /// What the preflight found; TCG unless a guest has answered under KVM.
     pub accelerator: Option<Accelerator>,
-}
-
-impl ToolPaths {
-    /// How CRIU is run where nothing needs it to be one path; empty when there is none.
-    pub fn criu_command(&self) -> Vec<String> {
-        match &self.criu {
-            Some(_) if !self.criu_direct.is_empty() => self.criu_direct.clone(),
-            Some(path) => vec![path.display().to_string()],
-            None => Vec::new(),
-        }
-    }
 }
 
 /// The fixed surroundings of all plans on this host.
@@ -115,6 +97,9 @@ impl WantedIdentity {
 
 /// A session as planned.
 pub struct Plan {
+    /// What this agent owes itself and no arm's mechanism needs: files made once, checks. Done before the clock starts,
+    /// and makes no resource.
+    pub before: Vec<Box<dyn Step>>,
     pub steps: Vec<Box<dyn Step>>,
     /// Where the ready answer is fetched.
     pub ready_at: Target,

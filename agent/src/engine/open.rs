@@ -6,12 +6,13 @@ use std::{
     sync::Arc,
 };
 
-use drums_common::{ids::InstallationId, telemetry::chain};
+use drums_common::telemetry::chain;
 
 use super::{Engine, HttpProber, api::AuditReport, run::Made, timeline::Timeline};
 use crate::{
     arms::{Site, ToolPaths, registry},
     ledger::{Ledger, LedgerError, audit},
+    net::{IdentityError, installation},
     shim::ShimClient,
     steps::{MakeMount, Process, Receipt, Resource, Step},
     sys::{Linux, Sys, SysError},
@@ -37,8 +38,8 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
-    #[error("{} holds {got:?}, not an installation id of 8 hexadecimal digits; it was made by the first start and never changes", path.display())]
-    Installation { path: PathBuf, got: String },
+    #[error(transparent)]
+    Installation(#[from] IdentityError),
     #[error("the engine cannot open its ledger")]
     Ledger(#[from] LedgerError),
     #[error("the engine cannot open the kernel's interfaces")]
@@ -136,27 +137,4 @@ fn open_parts(config: &EngineConfig, shim: Arc<ShimClient>) -> Result<(Linux, Si
     let ledger = Ledger::open(&config.state.join("ledger"))?;
     let sys = Linux::new(shim)?;
     Ok((sys, Site { installation, scratch, tools: config.tools.clone() }, ledger))
-}
-
-/// Drawn once per state folder, never changed.
-pub fn installation(state: &Path) -> Result<InstallationId, OpenError> {
-    let path = state.join("installation");
-    let fail = |what| {
-        let path = path.clone();
-        move |source| OpenError::State { what, path, source }
-    };
-    match fs::read_to_string(&path) {
-        Ok(text) => text
-            .trim()
-            .parse()
-            .map_err(|_| OpenError::Installation { path, got: text.trim().chars().take(40).collect() }),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            let id = InstallationId(rand::random());
-            let fresh = path.with_extension("new");
-            fs::write(&fresh, format!("{id}\n")).map_err(fail("write"))?;
-            fs::rename(&fresh, &path).map_err(fail("write"))?;
-            Ok(id)
-        }
-        Err(e) => Err(fail("read")(e)),
-    }
 }

@@ -86,22 +86,28 @@ impl Engine {
         self.charge(order.session, order.arm.kind, cause, leaked)
     }
 
-    /// Plan and ledger, before the clock starts.
-    pub(super) fn prepare(&mut self, order: &SessionOrder<'_>) -> Result<(String, Plan), EngineError> {
+    /// Plan, ledger and what an arm wants done before the clock starts.
+    fn prepare(&mut self, order: &SessionOrder<'_>) -> Result<(Plan, Made), EngineError> {
         let plan = self.plan(order)?;
-        let name = self.site.name(order.session);
-        self.intend(&name, &plan.steps)
+        let mut made = Made { plan: self.site.name(order.session), ..Made::default() };
+        self.intend(&made.plan, &plan.steps)
             .map_err(|e| host(format!("cannot begin session {}", order.session), e.into()))?;
-        Ok((name, plan))
+        let mut untimed = Timeline::start(self.sys.now_us());
+        match self.apply(&plan.before, &mut made, &mut untimed) {
+            Ok(()) => Ok((plan, made)),
+            Err(stopped) => {
+                let (_, leaked) = self.unwind(made, &mut untimed);
+                Err(self.failed(order, stopped.into(), leaked))
+            }
+        }
     }
 
     pub(super) fn make(&mut self, order: &SessionOrder<'_>) -> Result<Created, EngineError> {
-        let (name, plan) = self.prepare(order)?;
+        let (plan, mut made) = self.prepare(order)?;
         let mut timeline = Timeline::start(self.sys.now_us());
         if let Some(delay) = order.delay {
             self.delay(delay, &mut timeline);
         }
-        let mut made = Made { plan: name, ..Made::default() };
         match self.bring_up(order, &plan, &mut made, &mut timeline) {
             Ok(up) => self.created(order, plan, made, timeline, up),
             Err(cause) => {
@@ -196,13 +202,12 @@ impl Engine {
     }
 
     pub(super) fn replace(&mut self, handle: SessionHandle, order: &SessionOrder<'_>) -> Result<Reset, EngineError> {
-        let (name, plan) = match self.prepare(order) {
+        let (plan, mut made) = match self.prepare(order) {
             Ok(prepared) => prepared,
             Err(e) => return Err(self.end_after(handle, e)),
         };
         let mut timeline = Timeline::start(self.sys.now_us());
         let (_, old) = self.take_apart(take(handle), &mut timeline);
-        let mut made = Made { plan: name, ..Made::default() };
         let up = self.bring_up(order, &plan, &mut made, &mut timeline);
         // Our own accounts are settled after the clock stopped.
         let leaked = self.account(old);

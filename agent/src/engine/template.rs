@@ -87,6 +87,7 @@ impl Engine {
             failure: e.into(),
         })?;
         self.live.insert(session.plan.clone());
+        self.apply(&plan.session.before, session, timeline)?;
         self.apply(&plan.session.steps, session, timeline)?;
         let patience = |engine: &Self, d: Duration| {
             engine.sys.now_us().saturating_add(u64::try_from(d.as_micros()).unwrap_or(u64::MAX))

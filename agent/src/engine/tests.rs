@@ -23,9 +23,9 @@ use super::{
 use crate::{
     arms::{Site, ToolPaths, drums::Drums},
     ledger::Ledger,
-    steps::{Process, Receipt, Resource, undo},
+    steps::{Cx, Process, Receipt, Resource, WriteFile, undo},
     sys::{
-        Sys as _,
+        Sys,
         fake::{Fake, Fault},
     },
 };
@@ -272,6 +272,54 @@ fn without_a_shim_the_engine_is_broken_and_no_session_is_to_blame() {
     let mut b = Bench::new(ArmKind::DrumsCold, dies);
     let error = b.with(|e, o| e.create(o)).unwrap_err();
     fails(&mut b, "silence", error);
+}
+
+/// Drums, with something to do before the clock starts.
+struct Preparing(Drums);
+
+impl crate::arms::Arm for Preparing {
+    fn kind(&self) -> ArmKind {
+        self.0.kind()
+    }
+    fn unfit(&self, tools: &ToolPaths) -> Option<String> {
+        self.0.unfit(tools)
+    }
+    fn plan(
+        &self,
+        site: &Site,
+        order: &SessionOrder<'_>,
+        template: Option<&crate::arms::Template>,
+    ) -> Result<crate::arms::Plan, crate::steps::PlanError> {
+        let mut plan = self.0.plan(site, order, template)?;
+        plan.before.push(Box::new(WriteFile { path: "/scratch/image".into(), bytes: vec![1], mode: 0o600 }));
+        Ok(plan)
+    }
+    fn mechanism(
+        &self,
+        site: &Site,
+        order: &SessionOrder<'_>,
+        sys: &dyn Sys,
+        cx: &Cx,
+        faults: &mut Vec<String>,
+    ) -> BTreeMap<String, String> {
+        self.0.mechanism(site, order, sys, cx, faults)
+    }
+}
+
+#[test]
+fn what_is_done_before_the_clock_starts_takes_no_session_s_time() {
+    let took = |b: &mut Bench| {
+        let created = b.with(|e, o| e.create(o)).unwrap();
+        let reset = b.with(|e, o| e.reset(created.handle, o)).unwrap();
+        b.engine.destroy(reset.handle).unwrap();
+        [created.timed, reset.timed].map(|t| (t.done_us - t.intended_start_us, t.phases))
+    };
+    let mut b = Bench::new(ArmKind::DrumsCold, Guests::default());
+    let plain = took(&mut b);
+    b.engine.arms = vec![Box::new(Preparing(Drums::cold()))];
+    assert_eq!(took(&mut b), plain);
+    assert!(b.fake.path_exists(Path::new("/scratch/image")).unwrap(), "it was done all the same");
+    fail_everywhere(&mut b, &mut create_and_destroy);
 }
 
 #[test]

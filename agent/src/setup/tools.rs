@@ -23,8 +23,7 @@ pub fn program(name: &str) -> Option<PathBuf> {
     FOLDERS.iter().map(|f| Path::new(f).join(name)).find(|p| p.is_file())
 }
 
-/// The tools of this host. The guest's kernel and modules come with a workload and the accelerator from the preflight, so
-/// these stay open.
+/// The tools of this host. The accelerator comes from the preflight, so it stays open.
 pub fn find(dir: &ToolsDir) -> ToolPaths {
     ToolPaths {
         criu: Some(dir.criu().join("bin/criu")).filter(|p| p.is_file()),

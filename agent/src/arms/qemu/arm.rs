@@ -83,7 +83,7 @@ impl Qemu {
         order: &SessionOrder<'_>,
         memory: Memory,
         template: Option<(PathBuf, SessionNet)>,
-    ) -> Result<Vec<Box<dyn Step>>, PlanError> {
+    ) -> Result<Steps, PlanError> {
         let tools = self.tools(site)?;
         let wanted = self.wanted(site, order, &tools);
         let (name, dir) = (site.name(order.session), site.dir(order.session));
@@ -115,20 +115,28 @@ impl Qemu {
             stderr: StdIo::File(log.clone()),
             ..ToolSpec::default()
         };
-        let mut steps: Vec<Box<dyn Step>> = vec![Box::new(EnsureInitrd(wanted.boot.clone()))];
+        let mut before: Vec<Box<dyn Step>> = vec![Box::new(EnsureInitrd(wanted.boot.clone()))];
         let state = template.as_ref().map(|(folder, _)| folder.join(template::STATE));
         if let Some((folder, _)) = &template {
-            steps.push(Box::new(CheckManifest { folder: folder.clone(), wanted }));
+            before.push(Box::new(CheckManifest { folder: folder.clone(), wanted }));
         }
-        steps.push(Box::new(MakeCgroup::new(&name, cgroup_limits(order))));
-        steps.push(Box::new(MakeDir::new(&dir, &[])));
-        steps.push(Box::new(MakeTap::new(net)));
-        steps.push(Box::new(SpawnQemu::new(spec, log.clone(), state)));
+        let mut steps: Vec<Box<dyn Step>> = vec![
+            Box::new(MakeCgroup::new(&name, cgroup_limits(order))),
+            Box::new(MakeDir::new(&dir, &[])),
+            Box::new(MakeTap::new(net)),
+            Box::new(SpawnQemu::new(spec, log.clone(), state)),
+        ];
         if template.is_some() {
             steps.push(Box::new(Continue { log }));
         }
-        Ok(steps)
+        Ok(Steps { before, steps })
     }
+}
+
+/// Before the clock starts, and after.
+struct Steps {
+    before: Vec<Box<dyn Step>>,
+    steps: Vec<Box<dyn Step>>,
 }
 
 struct Tools<'a> {
@@ -221,12 +229,8 @@ impl Arm for Qemu {
                 (memory, Some((folder, saved)), Some((first, call)))
             }
         };
-        Ok(Plan {
-            steps: self.steps(site, order, memory, continued)?,
-            ready_at: target(&own),
-            personalise,
-            cgroup: site.name(order.session),
-        })
+        let Steps { before, steps } = self.steps(site, order, memory, continued)?;
+        Ok(Plan { before, steps, ready_at: target(&own), personalise, cgroup: site.name(order.session) })
     }
 
     fn plan_template(&self, site: &Site, order: &SessionOrder<'_>) -> Result<TemplatePlan, PlanError> {
@@ -236,10 +240,13 @@ impl Arm for Qemu {
         let folder = site.template_dir(order.session);
         let tools = self.tools(site)?;
         let wanted = self.wanted(site, order, &tools);
+        let Steps { before, steps } =
+            self.steps(site, order, Memory::Template { ram: folder.join(template::RAM) }, None)?;
         Ok(TemplatePlan {
             store: vec![Box::new(MakeDir::new(&folder, &[]))],
             session: Plan {
-                steps: self.steps(site, order, Memory::Template { ram: folder.join(template::RAM) }, None)?,
+                before,
+                steps,
                 ready_at: target(&net(site, order.session)),
                 personalise: None,
                 cgroup: site.name(order.session),

@@ -149,7 +149,7 @@ impl Arm for Runc {
         };
         let bundle = self.bundle(site, order, root)?;
         let steps = self.steps(site, order, &bundle, image);
-        Ok(Plan { steps, ready_at, personalise, cgroup: site.name(order.session) })
+        Ok(Plan { before: Vec::new(), steps, ready_at, personalise, cgroup: site.name(order.session) })
     }
 
     fn plan_template(&self, site: &Site, order: &SessionOrder<'_>) -> Result<TemplatePlan, PlanError> {
@@ -161,6 +161,7 @@ impl Arm for Runc {
         Ok(TemplatePlan {
             store: vec![Box::new(MakeDir::new(&store, &["upper", "work", "image"]))],
             session: Plan {
+                before: Vec::new(),
                 steps: self.steps(site, order, &bundle, None),
                 ready_at: Target::new(std::net::SocketAddrV4::new(site.net(order.session).guest, GUEST_PORT)),
                 personalise: None,
