@@ -32,7 +32,7 @@ use crate::{
         placement::{self, Candidate},
         turns,
     },
-    store::{RunRow, StoreError, WorkloadRow},
+    store::{Registered, RunRow, StoreError, WorkloadRow},
 };
 
 pub(super) async fn workloads(State(c): Shared) -> Result<Json<Vec<WorkloadView>>, ApiError> {
@@ -174,24 +174,46 @@ pub(super) async fn register(
     Body(body): Body<SpecBody>,
 ) -> Result<(StatusCode, Json<RegistrationView>), ApiError> {
     let parsed = read_spec(&body)?;
-    let s = snapshot(&c, body.amend).await?;
+    let mut s = snapshot(&c, body.amend).await?;
     parsed.check(&s.known).map_err(ApiError::bad_spec)?;
     let frozen = Registration::freeze(parsed.pinned(&s.known), s.known.now).map_err(|e| {
         let text = format!("the spec has no canonical form: {e}");
         ApiError::bad_spec(BadSpec::whole(&body.file, "not-canonical", text, "are all numbers finite?"))
     })?;
-    let (registration, source) = (frozen.clone(), body.source);
-    let new = c.control.store.call(move |s| s.add_registration(&registration, &source)).await?;
+    let id = frozen.experiment.id;
+    let audit = c.control.audit_row(&by, "register", &format!("{id} {}", frozen.sha256));
+    let (registration, source, amends) = (frozen.clone(), body.source, body.amend);
+    let (registered, all) = c
+        .control
+        .store
+        .call(move |s| {
+            let registered = s.add_registration(&registration, &source, amends, &audit)?;
+            Ok((registered, s.registrations(Some(id))?))
+        })
+        .await?;
+    let new = match registered {
+        Registered::New => true,
+        Registered::Before => false,
+        Registered::Taken { latest } => {
+            // Somebody registered the id since we looked: the same answer as to who comes later.
+            s.known.registered.insert(id, latest);
+            parsed.check(&s.known).map_err(ApiError::bad_spec)?;
+            let message = format!("{id} is registered already with other content, as {}", latest.short());
+            return Err(Failure::refused("taken-id", message, "register a later version with --amend").into());
+        }
+        Registered::NothingToAmend => {
+            let message = format!("{id} is not registered here, so there is nothing to amend");
+            return Err(ApiError::bad("nothing-to-amend", message, "is the id right? A first version takes no --amend"));
+        }
+    };
+    let latest = all.last().map(|r| r.sha256);
     // An earlier time stands when this very registration was there.
-    let stored = s.registrations.into_iter().find(|r| r.sha256 == frozen.sha256).unwrap_or(frozen);
-    if new {
-        c.control.audit(&by, "register", format!("{} {}", stored.experiment.id, stored.sha256)).await;
-    }
+    let stored = all.into_iter().find(|r| r.sha256 == frozen.sha256).unwrap_or(frozen);
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((status, Json(registration_view(&stored, &s.runs, new))))
+    Ok((status, Json(registration_view(&stored, latest.unwrap_or(stored.sha256), &s.runs, new))))
 }
 
-fn registration_view(r: &Registration, runs: &[RunRow], new: bool) -> RegistrationView {
+fn registration_view(r: &Registration, latest: Sha256, runs: &[RunRow], new: bool) -> RegistrationView {
     RegistrationView {
         sha256: r.sha256,
         experiment: r.experiment.id,
@@ -201,6 +223,7 @@ fn registration_view(r: &Registration, runs: &[RunRow], new: bool) -> Registrati
         max_runs: r.experiment.design.max_runs,
         runs: runs.iter().filter(|x| x.state.registration == r.sha256).count() as u32,
         new,
+        latest,
     }
 }
 
@@ -215,7 +238,10 @@ pub(super) async fn registrations(
 ) -> Result<Json<Vec<RegistrationView>>, ApiError> {
     let (registrations, runs) =
         c.control.store.call(move |s| Ok((s.registrations(q.experiment)?, s.runs(q.experiment)?))).await?;
-    Ok(Json(registrations.iter().map(|r| registration_view(r, &runs, false)).collect()))
+    // In order: the latest stays.
+    let latest: BTreeMap<ExperimentId, Sha256> = registrations.iter().map(|r| (r.experiment.id, r.sha256)).collect();
+    let view = |r: &Registration| registration_view(r, latest[&r.experiment.id], &runs, false);
+    Ok(Json(registrations.iter().map(view).collect()))
 }
 
 pub(super) async fn registration(

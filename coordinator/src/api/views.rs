@@ -124,6 +124,8 @@ pub struct RegistrationView {
     pub runs: u32,
     /// False when this very registration was there before.
     pub new: bool,
+    /// The registration of this experiment that a run takes when none is named.
+    pub latest: Sha256,
 }
 
 /// A registration whole, as bundles carry it.

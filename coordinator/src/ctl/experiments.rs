@@ -59,6 +59,14 @@ pub(super) async fn register(global: &Global, c: Register) -> Result<ExitCode, C
         println!("{} {}", r.experiment, r.sha256);
         let was = if r.new { "registered" } else { "was registered already, on" };
         eprintln!("{} {was} {}; {} of {} runs made", r.experiment, output::time(&r.registered), r.runs, r.max_runs);
+        if r.latest != r.sha256 {
+            eprintln!(
+                "note: a run takes the latest registration, {}; name this one to run it: drumsctl run {} --registration {}",
+                r.latest.short(),
+                r.experiment,
+                r.sha256
+            );
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

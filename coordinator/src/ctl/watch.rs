@@ -188,7 +188,7 @@ mod tests {
         clock::SystemClock,
         config::Home,
         core::run::{Ending, Phase, RunState},
-        store::{SqliteStore, Store, StoreHandle},
+        store::{AuditRow, SqliteStore, Store, StoreHandle},
         tasks::Control,
     };
 
@@ -218,7 +218,8 @@ mod tests {
         let mut bad = Scenario::exp028(1);
         bad.medians_ms.insert("drums-cold".parse().unwrap(), 62.0);
         bad.medians_ms.insert("drums-cold-delayed".parse().unwrap(), 77.5);
-        store.add_registration(&good.registration(), "spec").unwrap();
+        let audit = AuditRow { at: Micros(1), actor: "test".into(), action: "register".into(), detail: String::new() };
+        store.add_registration(&good.registration(), "spec", false, &audit).unwrap();
         for (host, _) in &good.hosts {
             store.add_host(host, "sandbox", crate::store::Ownership::Adopted, Micros(1)).unwrap();
         }

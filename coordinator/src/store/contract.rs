@@ -16,6 +16,10 @@ use drums_common::{
 use super::*;
 use crate::core::run::Phase;
 
+fn audit(action: &str) -> AuditRow {
+    AuditRow { at: Micros(1), actor: "ada".into(), action: action.into(), detail: String::new() }
+}
+
 fn host(name: &str) -> HostId {
     name.parse().unwrap()
 }
@@ -61,7 +65,7 @@ fn record(registration: &Registration, seq: u64, generation: u32) -> Record {
 fn with_run(s: &mut dyn Store) -> (Registration, RunState) {
     let registration = registration();
     s.add_host(&host("h1"), "sandbox", Ownership::Adopted, Micros(1)).unwrap();
-    assert!(s.add_registration(&registration, "the spec").unwrap());
+    assert_eq!(s.add_registration(&registration, "the spec", false, &audit("register")).unwrap(), Registered::New);
     let hosts = vec![(host("h1"), Default::default(), Generation(1))];
     let t = RunState::place(RunId([1; 6]), registration.sha256, 1, None, hosts, Micros(10));
     s.create_run(&t.next, &t.notes, Micros(10)).unwrap();
@@ -119,10 +123,25 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     assert_eq!(s.welcomed(&host("h1"), &hello, Micros(71)).unwrap(), Generation(2));
 
     // Registrations are append-only.
-    assert!(!s.add_registration(&registration, "other text").unwrap());
+    assert_eq!(s.add_registration(&registration, "other text", false, &audit("again")).unwrap(), Registered::Before);
     assert_eq!(s.spec_of(registration.sha256).unwrap().unwrap(), "the spec");
     assert_eq!(s.registrations(Some(registration.experiment.id)).unwrap(), vec![registration.clone()]);
     assert!(s.registrations(Some("EXP-999".parse().unwrap())).unwrap().is_empty());
+    // A second one of the same experiment only as an amendment, and each with its entry in the audit trail.
+    let mut other = registration.experiment.clone();
+    other.design.seed += 1;
+    let later = Registration::freeze(other, Micros(6)).unwrap();
+    let taken = Registered::Taken { latest: registration.sha256 };
+    assert_eq!(s.add_registration(&later, "later", false, &audit("refused")).unwrap(), taken);
+    assert_eq!(s.add_registration(&later, "later", true, &audit("amend")).unwrap(), Registered::New);
+    assert_eq!(s.add_registration(&registration, "-", true, &audit("again")).unwrap(), Registered::Before);
+    let mut fresh = registration.experiment.clone();
+    fresh.id = "EXP-998".parse().unwrap();
+    let fresh = Registration::freeze(fresh, Micros(7)).unwrap();
+    assert_eq!(s.add_registration(&fresh, "-", true, &audit("refused")).unwrap(), Registered::NothingToAmend);
+    assert_eq!(s.registrations(None).unwrap(), vec![registration.clone(), later]);
+    let actions: Vec<String> = s.audits(10).unwrap().into_iter().map(|a| a.action).collect();
+    assert_eq!(actions, ["register", "amend"]);
 
     // Evidence: each record once, in order, late ones marked.
     let (run, h1) = (RunId([1; 6]), host("h1"));

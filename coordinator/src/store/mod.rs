@@ -144,6 +144,20 @@ pub struct EvidenceRow {
     pub late: bool,
 }
 
+/// What became of a registration that was handed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Registered {
+    New,
+    /// This very registration was there before.
+    Before,
+    /// The experiment has another registration, and this one was not said to amend it.
+    Taken {
+        latest: Sha256,
+    },
+    /// It was said to amend an experiment that has no registration.
+    NothingToAmend,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditRow {
     pub at: Micros,
@@ -181,8 +195,15 @@ pub trait Store: Send {
     /// In order of arrival.
     fn workloads(&mut self) -> Result<Vec<WorkloadRow>, StoreError>;
 
-    /// False if this very registration was there already.
-    fn add_registration(&mut self, registration: &Registration, spec: &str) -> Result<bool, StoreError>;
+    /// An experiment's first registration, or a later one that was said to amend it, with its entry in the audit trail.
+    /// Of writers that come at once, one is the first.
+    fn add_registration(
+        &mut self,
+        registration: &Registration,
+        spec: &str,
+        amends: bool,
+        audit: &AuditRow,
+    ) -> Result<Registered, StoreError>;
     fn registration(&mut self, sha256: Sha256) -> Result<Option<Registration>, StoreError>;
     /// All of an experiment, or all there are, latest last.
     fn registrations(&mut self, experiment: Option<ExperimentId>) -> Result<Vec<Registration>, StoreError>;

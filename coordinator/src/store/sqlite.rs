@@ -17,7 +17,7 @@ use drums_common::{
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, TransactionBehavior, params};
 
 use super::{
-    AuditRow, CertificateRow, EventRow, EvidenceRow, HelloRow, HostRow, Ownership, RunRow, Store, StoreError,
+    AuditRow, CertificateRow, EventRow, EvidenceRow, HelloRow, HostRow, Ownership, Registered, RunRow, Store, StoreError,
     WorkloadRow, sqlite_runs,
 };
 use crate::{
@@ -84,6 +84,15 @@ fn migrate(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
         run(connection).map_err(|source| StoreError::Migrate { name, source })?;
     }
     Ok(())
+}
+
+fn insert_audit(connection: &Connection, row: &AuditRow) -> rusqlite::Result<()> {
+    connection
+        .execute(
+            "INSERT INTO audit (at_us, actor, action, detail) VALUES (?1, ?2, ?3, ?4)",
+            params![row.at.0, row.actor, row.action, row.detail],
+        )
+        .map(|_| ())
 }
 
 pub(super) fn sql(attempt: &'static str) -> impl Fn(rusqlite::Error) -> StoreError {
@@ -401,15 +410,37 @@ impl Store for SqliteStore {
         .collect()
     }
 
-    fn add_registration(&mut self, r: &Registration, spec: &str) -> Result<bool, StoreError> {
-        let n = self
-            .connection
-            .execute(
-                "INSERT OR IGNORE INTO registration (sha256, experiment, canonical, spec, registered_us) VALUES (?1, ?2, ?3, ?4, ?5)",
-                params![r.sha256.to_string(), r.experiment.id.to_string(), r.canonical, spec, r.registered_at.0],
-            )
-            .map_err(sql("store a registration"))?;
-        Ok(n == 1)
+    fn add_registration(
+        &mut self,
+        r: &Registration,
+        spec: &str,
+        amends: bool,
+        audit: &AuditRow,
+    ) -> Result<Registered, StoreError> {
+        let e = sql("store a registration");
+        let (sha, id) = (r.sha256.to_string(), r.experiment.id.to_string());
+        let t = self.write("store a registration")?;
+        let there: Vec<String> = {
+            let mut statement = t
+                .prepare_cached("SELECT sha256 FROM registration WHERE experiment = ?1 ORDER BY number")
+                .map_err(&e)?;
+            let rows = statement.query_map([&id], |row| row.get(0)).map_err(&e)?;
+            rows.collect::<Result<_, _>>().map_err(&e)?
+        };
+        match there.last() {
+            _ if there.contains(&sha) => return Ok(Registered::Before),
+            Some(latest) if !amends => return Ok(Registered::Taken { latest: latest.parse().map_err(|_| corrupt("digest", latest))? }),
+            None if amends => return Ok(Registered::NothingToAmend),
+            _ => {}
+        }
+        t.execute(
+            "INSERT INTO registration (sha256, experiment, canonical, spec, registered_us) VALUES (?1, ?2, ?3, ?4, ?5)",
+            params![sha, id, r.canonical, spec, r.registered_at.0],
+        )
+        .map_err(&e)?;
+        insert_audit(&t, audit).map_err(&e)?;
+        t.commit().map_err(&e)?;
+        Ok(Registered::New)
     }
 
     fn registration(&mut self, sha256: Sha256) -> Result<Option<Registration>, StoreError> {
@@ -477,13 +508,7 @@ impl Store for SqliteStore {
     }
 
     fn add_audit(&mut self, row: &AuditRow) -> Result<(), StoreError> {
-        self.connection
-            .execute(
-                "INSERT INTO audit (at_us, actor, action, detail) VALUES (?1, ?2, ?3, ?4)",
-                params![row.at.0, row.actor, row.action, row.detail],
-            )
-            .map_err(sql("write the audit trail"))?;
-        Ok(())
+        insert_audit(&self.connection, row).map_err(sql("write the audit trail"))
     }
 
     fn audits(&mut self, limit: u32) -> Result<Vec<AuditRow>, StoreError> {

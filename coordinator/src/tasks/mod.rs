@@ -149,7 +149,7 @@ impl Control {
         }
     }
 
-    fn audit_row(&self, actor: &str, action: &str, detail: &str) -> AuditRow {
+    pub fn audit_row(&self, actor: &str, action: &str, detail: &str) -> AuditRow {
         let detail = match detail.char_indices().nth(DETAIL_CHARS) {
             Some((cut, _)) => format!("{}...", &detail[..cut]),
             None => detail.to_owned(),

@@ -28,7 +28,7 @@ use super::*;
 use crate::{
     core::run::Ending,
     net::ports::{Peer, Ports as _, TokenStore as _},
-    store::{CertificateRow, Ownership, SqliteStore},
+    store::{AuditRow, CertificateRow, Ownership, SqliteStore},
 };
 
 /// Everything here takes milliseconds; a loaded machine gets this long.
@@ -232,7 +232,8 @@ async fn prepare(life: &Life, agents: &[Agent]) -> Registration {
     let peers: Vec<Peer> = agents.iter().map(|a| a.peer.clone()).collect();
     life.store
         .call(move |s| {
-            s.add_registration(&stored, "spec")?;
+            let audit = AuditRow { at: Micros(1), actor: "test".into(), action: "register".into(), detail: String::new() };
+            s.add_registration(&stored, "spec", false, &audit)?;
             for p in peers {
                 s.add_host(&p.host, "sandbox", Ownership::Adopted, Micros(1))?;
                 let row = CertificateRow {
@@ -326,7 +327,8 @@ async fn a_host_that_never_returns_is_lost_fenced_and_its_late_words_are_kept() 
     one.hosts.count = 1;
     let one = Registration::freeze(one, Micros(2)).unwrap();
     let stored = one.clone();
-    life.store.call(move |s| s.add_registration(&stored, "spec")).await.unwrap();
+    let audit = AuditRow { at: Micros(2), actor: "test".into(), action: "register".into(), detail: String::new() };
+    life.store.call(move |s| s.add_registration(&stored, "spec", true, &audit)).await.unwrap();
     let h1 = agent.peer.host.clone();
 
     agent.leave_after = 1;
