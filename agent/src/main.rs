@@ -16,9 +16,13 @@ use drums_agent::{
     shim,
 };
 use drums_common::{
+    note, say,
+    say::Unsaid,
     telemetry::{self, chain},
     token::Token,
 };
+
+const NAME: &str = "drums-agent";
 
 /// Exit codes of `drums-agent run` beside 0 for an orderly end and 1 for a failure.
 const EXIT_BAD_INPUT: u8 = 2;
@@ -159,15 +163,21 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => {
             // To standard output for --help and --version, to standard error otherwise.
-            let _ = e.print();
-            return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(EXIT_BAD_INPUT));
+            return match e.print().map_err(Unsaid::from) {
+                Err(unsaid) if !e.use_stderr() => unsaid.exit(NAME),
+                _ => ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(EXIT_BAD_INPUT)),
+            };
         }
     };
-    match cli.command {
-        Command::Run(args) => run(&args),
-        Command::Setup(args) => install(&args),
-        Command::Doctor(args) => examine(&args),
-        Command::Audit(args) => audit(&args),
+    obey(cli.command).unwrap_or_else(|unsaid| unsaid.exit(NAME))
+}
+
+fn obey(command: Command) -> Result<ExitCode, Unsaid> {
+    Ok(match command {
+        Command::Run(args) => run(&args)?,
+        Command::Setup(args) => install(&args)?,
+        Command::Doctor(args) => examine(&args)?,
+        Command::Audit(args) => audit(&args)?,
         Command::Try(args) => {
             telemetry::init(false);
             let dir = ToolsDir::new(ToolsDir::DEFAULT);
@@ -178,10 +188,12 @@ fn main() -> ExitCode {
             trial::main(&args, paths)
         }
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "drums-agent", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), NAME, &mut script);
+            say::text(&String::from_utf8_lossy(&script))?;
             ExitCode::SUCCESS
         }
-    }
+    })
 }
 
 /// With the build's digest in the version, which takes reading the executable: only when it is asked for.
@@ -197,11 +209,11 @@ fn parse() -> Result<Cli, clap::Error> {
 }
 
 fn fail(code: u8, error: &(dyn std::error::Error + 'static)) -> ExitCode {
-    eprintln!("drums-agent: {}", chain(error));
+    note!("{NAME}: {}", chain(error));
     ExitCode::from(code)
 }
 
-fn run(args: &RunArgs) -> ExitCode {
+fn run(args: &RunArgs) -> Result<ExitCode, Unsaid> {
     let raw = args.common.raw().map(|mut raw| {
         if let Some(lock) = &args.measure_lock {
             raw.measure_lock.clone_from(lock);
@@ -212,21 +224,21 @@ fn run(args: &RunArgs) -> ExitCode {
     let shown = raw.as_ref().ok().and_then(|r| toml::to_string(r).ok());
     let config: Config = match raw.and_then(RawConfig::validate) {
         Ok(config) => config,
-        Err(e) => return fail(EXIT_BAD_INPUT, &e),
+        Err(e) => return Ok(fail(EXIT_BAD_INPUT, &e)),
     };
     if args.check_config {
-        print!("{}", shown.unwrap_or_default());
-        return ExitCode::SUCCESS;
+        say::text(&shown.unwrap_or_default())?;
+        return Ok(ExitCode::SUCCESS);
     }
     telemetry::init(config.log_json);
     tracing::info!(settings = %shown.unwrap_or_default().trim_end().replace('\n', ", "), "agent starts");
     let token = match token(&config, args.token_file.as_deref()) {
         Ok(token) => token,
-        Err(e) => return fail(EXIT_BAD_INPUT, &*e),
+        Err(e) => return Ok(fail(EXIT_BAD_INPUT, &*e)),
     };
-    match agent::run(agent_config(&config, token)) {
+    Ok(match agent::run(agent_config(&config, token)) {
         Ok(Stop::Retired { reason }) => {
-            eprintln!("drums-agent: the coordinator released this host: {reason}");
+            note!("drums-agent: the coordinator released this host: {reason}");
             ExitCode::from(EXIT_RETIRED)
         }
         Ok(_) => ExitCode::SUCCESS,
@@ -240,7 +252,7 @@ fn run(args: &RunArgs) -> ExitCode {
             };
             fail(code, &e)
         }
-    }
+    })
 }
 
 fn agent_config(config: &Config, token: Option<Token>) -> AgentConfig {
@@ -264,59 +276,62 @@ fn token(config: &Config, file: Option<&Path>) -> Result<Option<Token>, Box<dyn 
     }
 }
 
-fn install(args: &SetupArgs) -> ExitCode {
+fn install(args: &SetupArgs) -> Result<ExitCode, Unsaid> {
     telemetry::init(false);
     let options = setup::SetupOptions { renew: args.renew };
-    let mut progress = |line: &str| eprintln!("{line}");
-    match setup::run(&ToolsDir::new(&args.tools), &options, &mut progress) {
-        Ok(installed) if args.json => print_json(&installed),
+    let mut progress = |line: &str| note!("{line}");
+    Ok(match setup::run(&ToolsDir::new(&args.tools), &options, &mut progress) {
+        Ok(installed) if args.json => print_json(&installed)?,
         Ok(installed) => {
             for line in &installed.done {
-                println!("{line}");
+                say!("{line}")?;
             }
-            println!("criu {}, runc {}, qemu {}", installed.criu.version, installed.runc, installed.qemu);
+            say!("criu {}, runc {}, qemu {}", installed.criu.version, installed.runc, installed.qemu)?;
             ExitCode::SUCCESS
         }
         Err(e) => fail(1, &e),
-    }
+    })
 }
 
-fn examine(args: &DoctorArgs) -> ExitCode {
+fn examine(args: &DoctorArgs) -> Result<ExitCode, Unsaid> {
     telemetry::init(false);
+    // The trials go on when nobody reads any more: they undo what they made.
+    let mut said = Ok(());
     let mut seen = |trial: &setup::Trial| {
-        if !args.json {
+        if !args.json && said.is_ok() {
             let mark = if trial.ok { "ok  " } else { "FAIL" };
-            println!("{mark} {} ({} ms): {}", trial.name, trial.duration_ms, trial.detail);
+            said = say!("{mark} {} ({} ms): {}", trial.name, trial.duration_ms, trial.detail);
         }
     };
     let report = doctor::examine(&ToolsDir::new(&args.tools), &doctor::DoctorOptions::default(), &mut seen);
+    said?;
     if args.json {
-        print_json(&report);
+        print_json(&report)?;
     } else {
         for (kind, why) in report.unfit() {
-            println!("{kind} cannot run here: {why}");
+            say!("{kind} cannot run here: {why}")?;
         }
     }
-    if report.healthy() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    Ok(if report.healthy() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn audit(args: &AuditArgs) -> ExitCode {
+fn audit(args: &AuditArgs) -> Result<ExitCode, Unsaid> {
     telemetry::init(false);
     let config = match args.common.raw().and_then(RawConfig::validate) {
         Ok(config) => config,
-        Err(e) => return fail(EXIT_BAD_INPUT, &e),
+        Err(e) => return Ok(fail(EXIT_BAD_INPUT, &e)),
     };
     let report = match agent::audit(&agent_config(&config, None)) {
         Ok(report) => report,
-        Err(e) => return fail(1, &e),
+        Err(e) => return Ok(fail(1, &e)),
     };
     let AuditReport { undone, orphans, vanished, leaked, foreign } = &report;
     if args.json {
         print_json(&serde_json::json!({
             "undone": undone, "orphans": orphans, "vanished": vanished, "leaked": leaked, "foreign": foreign,
-        }));
+        }))?;
     } else if report == AuditReport::default() {
-        println!("nothing is left");
+        say!("nothing is left")?;
     } else {
         for (what, list) in [
             ("undone", undone),
@@ -326,16 +341,16 @@ fn audit(args: &AuditArgs) -> ExitCode {
             ("COULD NOT BE UNDONE", leaked),
         ] {
             for resource in list {
-                println!("{what}: {resource}");
+                say!("{what}: {resource}")?;
             }
         }
     }
-    if leaked.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    Ok(if leaked.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn listen() -> ExitCode {
     let Some(port_file) = std::env::args_os().nth(2) else {
-        eprintln!("drums-agent: this subcommand is the doctor's own");
+        note!("drums-agent: this subcommand is the doctor's own");
         return ExitCode::from(EXIT_BAD_INPUT);
     };
     match listener::serve(Path::new(&port_file)) {
@@ -344,12 +359,9 @@ fn listen() -> ExitCode {
     }
 }
 
-fn print_json(value: &impl serde::Serialize) -> ExitCode {
+fn print_json(value: &impl serde::Serialize) -> Result<ExitCode, Unsaid> {
     match serde_json::to_string_pretty(value) {
-        Ok(text) => {
-            println!("{text}");
-            ExitCode::SUCCESS
-        }
-        Err(e) => fail(1, &e),
+        Ok(text) => say::text(&(text + "\n")).map(|()| ExitCode::SUCCESS),
+        Err(e) => Ok(fail(1, &e)),
     }
 }

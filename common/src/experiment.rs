@@ -3,7 +3,7 @@
 //! `Registration::canonical` is the canonical form (JSON, keys sorted, no spaces); its SHA-256 names the registration
 //! and every sample carries it. Reading TOML is `spec`'s business; this module knows only the result.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +12,8 @@ use crate::{
     clock::Micros,
     digest::Sha256,
     ids::{ArmName, ExperimentId, HostId, WorkloadName},
+    range::{self, Real, Whole},
+    williams,
 };
 
 /// Version of the canonical form. A change of meaning takes a new number.
@@ -45,7 +47,92 @@ impl Experiment {
     pub fn metric(&self, metric: Metric) -> Option<&MetricSpec> {
         self.metrics.iter().find(|m| m.metric == metric)
     }
+
+    /// Every rule that an experiment keeps, wherever it comes from: what plans, runs and analyses it relies on them.
+    pub fn check(&self) -> Result<(), Unsound> {
+        let sound = |holds: bool, what: &str| if holds { Ok(()) } else { Err(Unsound(what.to_owned())) };
+        let whole = |name: &str, value: u64, range: Whole| {
+            let (low, high) = (range.start(), range.end());
+            sound(range.contains(&value), &format!("{name} is {value}, not a number from {low} to {high}"))
+        };
+        let real = |name: &str, value: f64, range: Real| {
+            let (from, low, high) = (if range.closed { "from" } else { "above" }, range.low, range.high);
+            sound(range.contains(value), &format!("{name} is {value}, not a number {from} {low} to {high}"))
+        };
+        const MIB: u64 = 1 << 20;
+        sound(self.version == CANONICAL_VERSION, "its version is not the one that is known here")?;
+        let Limits { cpu_milli, cpuset_size, memory_bytes, vmm_memory_overhead_bytes } = self.limits;
+        whole("cpu_milli", cpu_milli.into(), range::CPU_MILLI)?;
+        whole("cpuset_size", cpuset_size.into(), range::CPUSET_SIZE)?;
+        whole("memory in MiB", memory_bytes / MIB, range::MEMORY_MIB)?;
+        whole("vmm_memory_overhead in MiB", vmm_memory_overhead_bytes / MIB, range::OVERHEAD_MIB)?;
+        sound(cpu_milli <= cpuset_size * 1_000, "cpu_milli is more than its set of CPUs has")?;
+
+        let d = &self.design;
+        whole("blocks_per_host", d.blocks_per_host.into(), range::BLOCKS)?;
+        whole("warmup_blocks", d.warmup_blocks.into(), range::WARMUP)?;
+        whole("template_builds_per_host", d.template_builds_per_host.into(), range::BUILDS)?;
+        whole("seed", d.seed, range::SEED)?;
+        whole("max_runs", d.max_runs.into(), range::MAX_RUNS)?;
+        whole("ready_timeout_ms", d.ready_timeout_ms, range::READY_TIMEOUT_MS)?;
+        whole("the deadline in minutes", self.deadline_ms / 60_000, range::DEADLINE_MINUTES)?;
+        real("margin", d.margin, range::MARGIN)?;
+        real("alpha", d.alpha, range::ALPHA)?;
+        sound(d.template_builds_per_host <= d.blocks_per_host, "there are more template builds than blocks")?;
+
+        whole("the count of hosts", self.hosts.count.into(), range::HOSTS)?;
+        let named = self.hosts.names.len();
+        sound(named == 0 || named == self.hosts.count as usize, "count and names of its hosts differ")?;
+        sound(distinct(&self.hosts.names), "it names a host twice")?;
+
+        sound(self.arms.len() >= 2, "it has fewer than two arms")?;
+        sound(distinct(self.arms.iter().map(|a| &a.name)), "it has two arms of one name")?;
+        for arm in &self.arms {
+            let external = arm.kind == ArmKind::External;
+            sound(
+                external == arm.command.first().is_some_and(|c| c.starts_with('/')),
+                "an arm's command does not fit its kind",
+            )?;
+            let Some(control) = &arm.control else { continue };
+            let base = self.arm(control.base());
+            let fits = base.is_some_and(|b| b.control.is_none() && b.kind == arm.kind && b.name != arm.name);
+            sound(fits, &format!("{} is no control of an arm of its kind", arm.name))?;
+            if let Control::Delayed { fraction, .. } = control {
+                sound((fraction - d.margin).abs() <= 1e-9, &format!("{} is not delayed by the margin", arm.name))?;
+            }
+        }
+        let rows = williams::square_size(self.arms.len()) as u32;
+        sound(d.blocks_per_host.is_multiple_of(rows), "its blocks do not balance the arms over positions")?;
+
+        sound(distinct(self.metrics.iter().map(|m| m.metric)), "it lists a metric twice")?;
+        sound(self.metrics.iter().any(|m| m.primary), "it has no primary metric")?;
+        sound(distinct(self.bars.iter().map(|b| &b.name)), "it has two bars of one name")?;
+        for bar in &self.bars {
+            real("a bar", bar.at_most, range::AT_MOST)?;
+            let arms = [&bar.numerator, &bar.denominator];
+            sound(arms[0] != arms[1] && arms.iter().all(|a| self.arm(a).is_some()), "a bar is not on two of its arms")?;
+            sound(self.metric(bar.metric).is_some_and(|m| m.primary), "a bar is not on a primary metric")?;
+        }
+
+        let g = &self.gates;
+        real("max_steal_fraction", g.max_steal_fraction, range::STEAL)?;
+        real("max_outside_cpu_fraction", g.max_outside_cpu_fraction, range::OUTSIDE_CPU)?;
+        real("max_canary_ratio", g.max_canary_ratio, range::CANARY)?;
+        real("max_clock_step_ms", g.max_clock_step_ms, range::CLOCK_STEP_MS)?;
+        whole("settle_timeout_ms", g.settle_timeout_ms, range::SETTLE_MS)?;
+        real("max_void_fraction", g.max_void_fraction, range::VOID)
+    }
 }
+
+fn distinct<T: Ord>(items: impl IntoIterator<Item = T>) -> bool {
+    let mut seen = BTreeSet::new();
+    items.into_iter().all(|item| seen.insert(item))
+}
+
+/// A rule of experiments that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unsound(String);
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -112,6 +199,15 @@ pub enum Control {
     SameAs { arm: ArmName },
     /// `arm` with `fraction` of its warm-up median added inside the timed window: must be found slower.
     Delayed { arm: ArmName, fraction: f64 },
+}
+
+impl Control {
+    /// The arm that it is a control of.
+    pub fn base(&self) -> &ArmName {
+        match self {
+            Self::SameAs { arm } | Self::Delayed { arm, .. } => arm,
+        }
+    }
 }
 
 /// What is measured per session. The unit is part of the name in every file.
@@ -227,7 +323,8 @@ impl Registration {
         if got != expected {
             return Err(ThawError::Digest { expected, got });
         }
-        let experiment = serde_json::from_str(canonical).map_err(ThawError::Shape)?;
+        let experiment: Experiment = serde_json::from_str(canonical).map_err(ThawError::Shape)?;
+        experiment.check()?;
         Ok(Self { sha256: got, canonical: canonical.to_owned(), experiment, registered_at })
     }
 }
@@ -238,6 +335,8 @@ pub enum ThawError {
     Digest { expected: Sha256, got: Sha256 },
     #[error("the registration's canonical form is not an experiment of version {CANONICAL_VERSION}")]
     Shape(#[source] serde_json::Error),
+    #[error("the registration's experiment could not have been registered")]
+    Unsound(#[from] Unsound),
 }
 
 /// A frozen folder tree: relative path → size and digest. The workload's name is the SHA-256 of its canonical JSON.

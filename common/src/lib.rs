@@ -14,6 +14,8 @@ pub mod ids;
 pub mod lease;
 pub mod machine;
 pub mod plan;
+pub mod range;
+pub mod say;
 pub mod spec;
 pub mod telemetry;
 pub mod token;

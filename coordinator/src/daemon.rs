@@ -29,6 +29,7 @@ use crate::{
     artifacts::Artifacts,
     clock::SystemClock,
     config::{Config, Home},
+    disk,
     net::{
         endpoint::{self, EndpointError},
         serve_agents, serve_enrolment,
@@ -45,6 +46,10 @@ const STOP: Duration = Duration::from_secs(15);
 pub enum DaemonError {
     #[error("{} is no coordinator home; make one with drumsctl init --home {}", home.display(), home.display())]
     NoHome { home: PathBuf },
+    #[error("the home {} has lost its store {}; restore it from a backup", home.display(), store.display())]
+    NoStore { home: PathBuf, store: PathBuf },
+    #[error("there are {} MiB free at {}; at least {} MiB are needed", free >> 20, home.display(), disk::MIN_TO_START >> 20)]
+    DiskFull { home: PathBuf, free: u64 },
     #[error("another coordinator is running on {}", home.display())]
     Running { home: PathBuf },
     #[error("cannot {doing} {}", path.display())]
@@ -98,6 +103,28 @@ fn lock(home: &Home) -> Result<File, DaemonError> {
     }
 }
 
+/// The store that `init` made. An empty one in its place would pass for a new home's, and every run would be forgotten.
+fn open_store(home: &Home) -> Result<SqliteStore, DaemonError> {
+    let io = |source| DaemonError::Io { doing: "look at the disk of", path: home.dir().to_owned(), source };
+    let free = disk::free(home.dir()).map_err(io)?;
+    if free < disk::MIN_TO_START {
+        return Err(DaemonError::DiskFull { home: home.dir().to_owned(), free });
+    }
+    let lost = || DaemonError::NoStore { home: home.dir().to_owned(), store: home.store() };
+    match std::fs::metadata(home.store()) {
+        Ok(m) if m.len() > 0 => {}
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            return Err(DaemonError::Io { doing: "open", path: home.store(), source });
+        }
+        _ => return Err(lost()),
+    }
+    let store = SqliteStore::open(&home.store())?;
+    if store.installation()?.is_none() {
+        return Err(lost());
+    }
+    Ok(store)
+}
+
 async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
     let exe = || PathBuf::from("/proc/self/exe");
     let build = build_digest().map_err(|source| DaemonError::Io { doing: "read", path: exe(), source })?;
@@ -116,7 +143,7 @@ async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
         "coordinator starts"
     );
     let clock = Arc::new(SystemClock);
-    let store = StoreHandle::start(Box::new(SqliteStore::open(&home.store())?))
+    let store = StoreHandle::start(Box::new(open_store(home)?))
         .map_err(|source| DaemonError::Start { what: "the store's thread", source })?;
     let (shutdown, down) = watch::channel(false);
     let artifacts = Artifacts::new(home.artifacts());
@@ -241,6 +268,7 @@ fn is_reachable(ip: &IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Store as _;
 
     #[test]
     fn only_addresses_that_others_can_reach_are_advertised() {
@@ -268,5 +296,18 @@ mod tests {
         assert!(matches!(lock(&Home::new(dir.path())), Err(DaemonError::Running { .. })));
         drop(held);
         assert!(lock(&Home::new(dir.path())).is_ok());
+    }
+
+    #[test]
+    fn a_lost_store_does_not_pass_for_a_new_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::new(dir.path());
+        assert!(matches!(open_store(&home), Err(DaemonError::NoStore { .. })));
+        std::fs::write(home.store(), "").unwrap();
+        assert!(matches!(open_store(&home), Err(DaemonError::NoStore { .. })));
+        let mut store = SqliteStore::open(&home.store()).unwrap();
+        assert!(matches!(open_store(&home), Err(DaemonError::NoStore { .. })), "tables alone");
+        store.meta_or("installation", "01020304").unwrap();
+        assert!(open_store(&home).is_ok());
     }
 }

@@ -9,6 +9,7 @@ pub mod config;
 pub mod core;
 pub mod ctl;
 pub mod daemon;
+pub mod disk;
 pub mod net;
 pub mod pki;
 pub mod store;

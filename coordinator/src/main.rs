@@ -3,12 +3,16 @@
 use std::{net::IpAddr, net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser};
-use drums_common::telemetry::{self, chain};
+use drums_common::{
+    note, say,
+    telemetry::{self, chain},
+};
 use drums_coordinator::{
     config::{DEFAULT_HOME, Home, RawConfig},
     daemon,
 };
 
+const NAME: &str = "drums-coordinator";
 const EXIT_BAD_INPUT: u8 = 2;
 
 /// Coordinator of DrumsBench: grants turns to hosts, keeps their evidence, answers operators.
@@ -54,8 +58,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => {
             // To standard output for --help and --version, to standard error otherwise.
-            let _ = e.print();
-            return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(EXIT_BAD_INPUT));
+            return match e.print().map_err(say::Unsaid::from) {
+                Err(unsaid) if !e.use_stderr() => unsaid.exit(NAME),
+                _ => ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(EXIT_BAD_INPUT)),
+            };
         }
     };
     let home = Home::new(std::path::absolute(&cli.home).unwrap_or_else(|_| cli.home.clone()));
@@ -69,13 +75,15 @@ fn main() -> ExitCode {
         Err(e) => return fail(EXIT_BAD_INPUT, &e),
     };
     if cli.check_config {
-        print!("{shown}");
-        return ExitCode::SUCCESS;
+        return match say::text(&shown) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(unsaid) => unsaid.exit(NAME),
+        };
     }
     telemetry::init(cli.log_json);
     match daemon::run(&home, &config) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e @ daemon::DaemonError::NoHome { .. }) => fail(EXIT_BAD_INPUT, &e),
+        Err(e @ (daemon::DaemonError::NoHome { .. } | daemon::DaemonError::NoStore { .. })) => fail(EXIT_BAD_INPUT, &e),
         Err(e) => fail(1, &e),
     }
 }
@@ -118,6 +126,6 @@ fn parse() -> Result<Cli, clap::Error> {
 }
 
 fn fail(code: u8, error: &(dyn std::error::Error + 'static)) -> ExitCode {
-    eprintln!("drums-coordinator: {}", chain(error));
+    note!("{NAME}: {}", chain(error));
     ExitCode::from(code)
 }

@@ -241,7 +241,7 @@ pub fn main(args: &TryArgs, tools: ToolPaths) -> std::process::ExitCode {
     match result {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("drums-agent try: {}", chain(&*e));
+            drums_common::note!("drums-agent try: {}", chain(&*e));
             std::process::ExitCode::FAILURE
         }
     }

@@ -148,20 +148,32 @@ pub fn files(
     Ok(out)
 }
 
+/// A bundle comes from outside: what one may make us read is bounded. The evidence of the largest experiment that may be
+/// registered stays below.
+pub const MAX_BYTES: u64 = 1 << 30;
+/// Of a hundred thousand files.
+const MAX_MANIFEST: u64 = 32 << 20;
+
+/// Why a file of more than `most` bytes is not read.
+pub fn too_long(bytes: u64, most: u64) -> String {
+    format!("it has {bytes} bytes, {most} are expected")
+}
+
 /// A bundle to read: a folder, an archive, or a map in a test.
 pub trait BundleFiles {
-    /// Relative paths of all regular files, with `/`.
+    /// Relative paths of all that is in it, with `/`; also of what is no file and cannot be read.
     fn paths(&self) -> Result<Vec<String>, String>;
-    /// Content of one of them; the error says why it cannot be read.
-    fn read(&self, path: &str) -> Result<Vec<u8>, String>;
+    /// Content of one of them, which has at most `most` bytes; the error says why it cannot be read.
+    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, String>;
 }
 
 impl BundleFiles for BTreeMap<String, Vec<u8>> {
     fn paths(&self) -> Result<Vec<String>, String> {
         Ok(self.keys().cloned().collect())
     }
-    fn read(&self, path: &str) -> Result<Vec<u8>, String> {
-        self.get(path).cloned().ok_or_else(|| "there is no such file".to_owned())
+    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, String> {
+        let bytes = self.get(path).ok_or("there is no such file")?;
+        if bytes.len() as u64 > most { Err(too_long(bytes.len() as u64, most)) } else { Ok(bytes.clone()) }
     }
 }
 
@@ -224,8 +236,14 @@ pub fn verify(bundle: &dyn BundleFiles, expected: Option<Sha256>) -> Verificatio
         }
         None => return v,
     };
+    numbered(&runs, &manifest, &registration, &mut v);
     let records = records(&contents, &mut v);
     v.records = records.len();
+    let known: BTreeSet<_> = runs.iter().map(|r| r.run).collect();
+    let unknown: BTreeSet<_> = records.iter().map(|r| r.run).filter(|run| !known.contains(run)).collect();
+    for run in unknown {
+        v.problem(RUNS, format!("it does not list {run}, of which there are records"));
+    }
     let analysis = analyse(&registration, &runs, &records);
     compare(&contents, &analysis, &mut v);
     if (runs.len() as u32) < manifest.runs_made {
@@ -240,8 +258,27 @@ pub fn verify(bundle: &dyn BundleFiles, expected: Option<Sha256>) -> Verificatio
     v
 }
 
+/// Runs are numbered as they are made; a bundle has all of them, or is the export of one. A run that was left out because
+/// of what it found leaves a gap.
+fn numbered(runs: &[RunMeta], manifest: &Manifest, registration: &Registration, v: &mut Verification) {
+    let (made, max) = (manifest.runs_made, registration.experiment.design.max_runs);
+    if made > max {
+        v.problem(MANIFEST, format!("{made} runs were made, of a registration that allows {max}"));
+    }
+    if runs.iter().map(|r| r.run).collect::<BTreeSet<_>>().len() != runs.len() {
+        v.problem(RUNS, "it lists a run twice");
+    }
+    let mut numbers: Vec<u32> = runs.iter().map(|r| r.number).collect();
+    numbers.sort_unstable();
+    let whole = numbers.iter().copied().eq(1..=made);
+    let one_of_them = made > 1 && numbers.len() == 1 && (1..=made).contains(&numbers[0]);
+    if !whole && !one_of_them {
+        v.problem(RUNS, format!("it lists the runs {numbers:?}, but {made} were made: neither all nor a single one"));
+    }
+}
+
 fn manifest(bundle: &dyn BundleFiles, v: &mut Verification) -> Option<Manifest> {
-    let bytes = match bundle.read(MANIFEST) {
+    let bytes = match bundle.read(MANIFEST, MAX_MANIFEST) {
         Ok(bytes) => bytes,
         Err(why) => {
             v.problem(MANIFEST, format!("it cannot be read, so this is not a bundle: {why}"));
@@ -274,13 +311,18 @@ fn contents(
 ) -> BTreeMap<String, Vec<u8>> {
     let mut out = BTreeMap::new();
     let mut listed = BTreeSet::new();
+    let total = manifest.files.iter().fold(0u64, |sum, f| sum.saturating_add(f.bytes));
+    if total > MAX_BYTES {
+        v.problem(MANIFEST, format!("its files have {total} bytes, more than the {MAX_BYTES} that a bundle may have"));
+        return out;
+    }
     for entry in &manifest.files {
         listed.insert(entry.path.as_str());
         if !present.contains(&entry.path) {
             v.problem(&entry.path, "it is in the manifest and not in the bundle");
             continue;
         }
-        match bundle.read(&entry.path) {
+        match bundle.read(&entry.path, entry.bytes) {
             Err(why) => v.problem(&entry.path, format!("it cannot be read: {why}")),
             Ok(bytes) => {
                 v.files += 1;
@@ -328,7 +370,7 @@ fn registration(
             v.problem(REGISTRATION, e.to_string());
             None
         }
-        Err(e @ ThawError::Shape(_)) => {
+        Err(e @ (ThawError::Shape(_) | ThawError::Unsound(_))) => {
             let cause = std::error::Error::source(&e).map(ToString::to_string).unwrap_or_default();
             v.problem(REGISTRATION, format!("{e}: {cause}"));
             None
@@ -478,6 +520,69 @@ mod tests {
         b.insert(MANIFEST.to_owned(), m.text().into_bytes());
         let v = verify(&b, None);
         assert!(v.problems.iter().all(|p| p.path == SUMMARY) && !v.holds(), "{:#?}", v.problems);
+    }
+
+    /// A bundle whose manifest fits what was changed in it.
+    fn forged(mut b: BTreeMap<String, Vec<u8>>, change: impl FnOnce(&mut Manifest)) -> BTreeMap<String, Vec<u8>> {
+        let mut m: Manifest = serde_json::from_slice(&b[MANIFEST]).unwrap();
+        for e in &mut m.files {
+            e.bytes = b[&e.path].len() as u64;
+            e.sha256 = Sha256::of(&b[&e.path]);
+        }
+        change(&mut m);
+        m.bundle_sha256 = m.digest();
+        b.insert(MANIFEST.to_owned(), m.text().into_bytes());
+        b
+    }
+
+    #[test]
+    fn a_run_that_was_left_out_leaves_a_gap() {
+        let s = Scenario::exp028(1);
+        let of = |numbers: &[u32], made| {
+            let (metas, records): (Vec<_>, Vec<_>) = numbers.iter().map(|n| s.run(*n)).unzip();
+            let files = files(&s.registration(), &metas, made, &records.concat()).unwrap();
+            let b: BTreeMap<_, _> = files.into_iter().map(|f| (f.path, f.bytes)).collect();
+            verify(&b, None).problems
+        };
+        assert_eq!(of(&[1, 2, 3], 3), []);
+        assert_eq!(of(&[2], 3), [], "the export of one run");
+        for (numbers, made) in [(&[1, 3][..], 2), (&[1, 3], 3), (&[2], 1), (&[1, 2], 1), (&[], 0)] {
+            let problems = of(numbers, made);
+            let seen = problems.iter().any(|p| p.path == RUNS);
+            assert_eq!(seen, made > 0, "{numbers:?} of {made}: {problems:?}");
+        }
+        let max = s.registration().experiment.design.max_runs;
+        assert_eq!(of(&[1], max + 1)[0].path, MANIFEST);
+    }
+
+    #[test]
+    fn records_of_a_run_that_is_not_listed_are_seen() {
+        let mut b = bundle();
+        b.insert(RUNS.to_owned(), b"[]\n".to_vec());
+        let v = verify(&forged(b, |m| m.runs_made = 0), None);
+        assert!(v.problems.iter().any(|p| p.path == RUNS && p.what.contains("of which there are records")));
+    }
+
+    #[test]
+    fn a_registration_that_no_spec_could_give_is_refused() {
+        let mut b = bundle();
+        let mut json: Json = serde_json::from_slice(&b[REGISTRATION]).unwrap();
+        json["design"]["alpha"] = 2.5.into();
+        let text = json.to_string();
+        let sha = Sha256::of(text.as_bytes());
+        b.insert(REGISTRATION.to_owned(), text.into_bytes());
+        let v = verify(&forged(b, |m| m.registration = sha), None);
+        assert!(v.problems[0].what.contains("alpha is 2.5"), "{:?}", v.problems);
+        assert!(v.analysis.is_none());
+    }
+
+    #[test]
+    fn what_is_larger_than_it_says_is_not_read() {
+        let v = verify(&forged(bundle(), |m| m.files[0].bytes = MAX_BYTES), None);
+        assert!(v.problems[0].what.contains("more than the"), "{:?}", v.problems);
+        let mut long = bundle();
+        long.get_mut(SUMMARY).unwrap().push(b' ');
+        assert!(verify(&long, None).problems.iter().any(|p| p.path == SUMMARY && p.what.contains("are expected")));
     }
 
     #[test]

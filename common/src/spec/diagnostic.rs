@@ -42,7 +42,15 @@ pub struct BadSpec {
     /// The source as far as it is text, for pointing into it.
     pub source: String,
     pub faults: Vec<Fault>,
+    /// Faults beyond those: nobody reads thousands.
+    #[serde(default)]
+    pub more: usize,
 }
+
+/// Faults that one answer lists.
+pub const MAX_FAULTS: usize = 50;
+/// Characters of a message; what it quotes may be the whole file.
+const MAX_MESSAGE: usize = 400;
 
 impl fmt::Display for BadSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -51,6 +59,9 @@ impl fmt::Display for BadSpec {
                 writeln!(f)?;
             }
             write!(f, "{}:{fault}", self.file)?;
+        }
+        if self.more > 0 {
+            write!(f, "\nand {} more", self.more)?;
         }
         Ok(())
     }
@@ -61,27 +72,44 @@ impl BadSpec {
     /// A fault of the file as a whole.
     pub fn whole(file: &str, code: &str, message: String, help: &str) -> Self {
         let fault = Fault { code: code.to_owned(), span: 0..0, line: 0, column: 0, message, help: help.to_owned() };
-        Self { file: file.to_owned(), source: String::new(), faults: vec![fault] }
+        Self { file: file.to_owned(), source: String::new(), faults: vec![fault], more: 0 }
     }
 }
 
 /// Collects faults against one source.
 pub(super) struct Faults<'s> {
     source: &'s str,
+    /// Where lines begin.
+    lines: Vec<usize>,
     list: Vec<Fault>,
+    more: usize,
 }
 
 impl<'s> Faults<'s> {
     pub(super) fn new(source: &'s str) -> Self {
-        Self { source, list: Vec::new() }
+        let lines = std::iter::once(0).chain(source.match_indices('\n').map(|(i, _)| i + 1)).collect();
+        Self { source, lines, list: Vec::new(), more: 0 }
     }
 
     pub(super) fn add(&mut self, code: &str, span: Range<usize>, message: impl Into<String>, help: impl Into<String>) {
-        let (line, column) = line_column(self.source, span.start);
-        let fault = Fault { code: code.to_owned(), span, line, column, message: message.into(), help: help.into() };
+        if self.list.len() == MAX_FAULTS {
+            self.more += 1;
+            return;
+        }
+        let (line, column) = self.place(span.start);
+        let (message, help) = (cut(message.into()), cut(help.into()));
+        let fault = Fault { code: code.to_owned(), span, line, column, message, help };
         if !self.list.contains(&fault) {
             self.list.push(fault);
         }
+    }
+
+    /// 1-based line and column (in characters) of a byte offset.
+    fn place(&self, offset: usize) -> (usize, usize) {
+        let offset = offset.min(self.source.len());
+        let line = self.lines.partition_point(|start| *start <= offset);
+        let before = self.source.get(self.lines[line - 1]..offset).unwrap_or_default();
+        (line, before.chars().count() + 1)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -90,13 +118,13 @@ impl<'s> Faults<'s> {
 
     pub(super) fn into_bad_spec(mut self, file: &str) -> BadSpec {
         self.list.sort_by_key(|f| f.span.start);
-        BadSpec { file: file.to_owned(), source: self.source.to_owned(), faults: self.list }
+        BadSpec { file: file.to_owned(), source: self.source.to_owned(), faults: self.list, more: self.more }
     }
 }
 
-/// 1-based line and column (in characters) of a byte offset.
-pub(super) fn line_column(source: &str, offset: usize) -> (usize, usize) {
-    let before = source.get(..offset).unwrap_or(source);
-    let line_start = before.rfind('\n').map_or(0, |i| i + 1);
-    (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+fn cut(text: String) -> String {
+    match text.char_indices().nth(MAX_MESSAGE) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
 }

@@ -16,7 +16,7 @@ use crate::{
         MetricSpec, WorkloadRef,
     },
     ids::{ArmName, ExperimentId, HostId, WorkloadName},
-    williams,
+    range, williams,
 };
 
 const ROOT: [&str; 12] =
@@ -89,8 +89,8 @@ pub(super) fn lower(root: &DeTable<'_>, source: &str, faults: &mut Faults<'_>) -
     let arms = arms(&root, faults);
     let design_table = root.table("design", &DESIGN, faults);
     let run_table = root.table("run", &RUN, faults);
-    let max_runs = run_table.as_ref().and_then(|t| t.int("max_runs", 1, 100, faults));
-    let deadline = run_table.as_ref().and_then(|t| t.int("deadline_minutes", 1, 60 * 24 * 7, faults));
+    let max_runs = run_table.as_ref().and_then(|t| t.int("max_runs", range::MAX_RUNS, faults));
+    let deadline = run_table.as_ref().and_then(|t| t.int("deadline_minutes", range::DEADLINE_MINUTES, faults));
     let not_after = run_table.as_ref().and_then(|t| t.instant_or_none("not_after", faults));
     if let Some(at) = &not_after {
         places.not_after = Some(at.span.clone());
@@ -108,6 +108,7 @@ pub(super) fn lower(root: &DeTable<'_>, source: &str, faults: &mut Faults<'_>) -
         None => Some(default_gates()),
     };
 
+    let first_line = root.span();
     let experiment = Experiment {
         version: CANONICAL_VERSION,
         id: id?.value,
@@ -124,6 +125,12 @@ pub(super) fn lower(root: &DeTable<'_>, source: &str, faults: &mut Faults<'_>) -
         deadline_ms: deadline?.value * 60_000,
         not_after: not_after.map(|at| Micros(at.value)),
     };
+    if faults.is_empty()
+        && let Err(e) = experiment.check()
+    {
+        // What the rules with a place above have let through.
+        faults.add("unsound", first_line, e.to_string(), "begin with a copy of docs/experiments/EXP-028.toml");
+    }
     Some((experiment, places))
 }
 
@@ -138,10 +145,10 @@ fn workload(t: &Tab<'_, '_>, places: &mut Places, faults: &mut Faults<'_>) -> Op
 
 fn limits(t: &Tab<'_, '_>, faults: &mut Faults<'_>) -> Option<Limits> {
     const MIB: u64 = 1024 * 1024;
-    let cpu = t.int("cpu_milli", 10, 1_000_000, faults);
-    let set = t.int("cpuset_size", 1, 1_024, faults);
-    let memory = t.int("memory_mib", 16, 1024 * 1024, faults);
-    let overhead = t.int("vmm_memory_overhead_mib", 0, 64 * 1024, faults);
+    let cpu = t.int("cpu_milli", range::CPU_MILLI, faults);
+    let set = t.int("cpuset_size", range::CPUSET_SIZE, faults);
+    let memory = t.int("memory_mib", range::MEMORY_MIB, faults);
+    let overhead = t.int("vmm_memory_overhead_mib", range::OVERHEAD_MIB, faults);
     let (cpu, set) = (cpu?, set?);
     if cpu.value > set.value * 1_000 {
         let message = format!("{} thousandths of a CPU do not fit a set of {}", cpu.value, set.value);
@@ -165,14 +172,13 @@ fn design(t: &Tab<'_, '_>, arms: usize, max_runs: Option<Sp<u64>>, faults: &mut 
         let help = "write order = \"williams\": drawn from the seed, balanced over positions and carry-over. A fixed order confounds the arms with whatever drifts";
         faults.add("fixed-order", order.span.clone(), message, help);
     }
-    let blocks = t.int("blocks_per_host", 1, 10_000, faults);
-    let warmup = t.int("warmup_blocks", 1, 100, faults);
-    let builds = t.int("template_builds_per_host", 1, 10_000, faults);
-    // TOML's whole numbers end at 2^63 - 1.
-    let seed = t.int("seed", 0, i64::MAX.unsigned_abs(), faults);
-    let ready = t.int("ready_timeout_ms", 100, 3_600_000, faults);
-    let margin = t.float("margin", 0.0, false, 10.0, faults);
-    let alpha = t.float("alpha", 0.0, false, 0.5, faults);
+    let blocks = t.int("blocks_per_host", range::BLOCKS, faults);
+    let warmup = t.int("warmup_blocks", range::WARMUP, faults);
+    let builds = t.int("template_builds_per_host", range::BUILDS, faults);
+    let seed = t.int("seed", range::SEED, faults);
+    let ready = t.int("ready_timeout_ms", range::READY_TIMEOUT_MS, faults);
+    let margin = t.float("margin", range::MARGIN, faults);
+    let alpha = t.float("alpha", range::ALPHA, faults);
     if let Some(blocks) = &blocks
         && arms >= 2
     {
@@ -211,7 +217,7 @@ fn design(t: &Tab<'_, '_>, arms: usize, max_runs: Option<Sp<u64>>, faults: &mut 
 }
 
 fn hosts(t: &Tab<'_, '_>, places: &mut Places, faults: &mut Faults<'_>) -> Option<HostsRule> {
-    let count = t.int("count", 1, 1_000, faults);
+    let count = t.int("count", range::HOSTS, faults);
     let mut names: Vec<HostId> = Vec::new();
     for text in t.texts_or_empty("names", faults) {
         match text.value.parse::<HostId>() {
@@ -286,7 +292,7 @@ fn arms(root: &Tab<'_, '_>, faults: &mut Faults<'_>) -> Vec<Sp<Arm>> {
     for a in raw {
         let kind = match (&a.control, &a.kind) {
             (Some(control), kind) => {
-                let base = base_of(&control.value);
+                let base = control.value.base();
                 match kinds.get(base) {
                     _ if *base == a.name.value => {
                         faults.add(
@@ -364,12 +370,6 @@ fn arms(root: &Tab<'_, '_>, faults: &mut Faults<'_>) -> Vec<Sp<Arm>> {
     if out.len() == count { out } else { Vec::new() }
 }
 
-fn base_of(control: &Control) -> &ArmName {
-    match control {
-        Control::SameAs { arm } | Control::Delayed { arm, .. } => arm,
-    }
-}
-
 fn control(t: &Tab<'_, '_>, faults: &mut Faults<'_>) -> Option<Sp<Control>> {
     let same = t.id_or_none::<ArmName>("same_as", faults);
     let delayed = t.id_or_none::<ArmName>("delayed", faults);
@@ -382,7 +382,7 @@ fn control(t: &Tab<'_, '_>, faults: &mut Faults<'_>) -> Option<Sp<Control>> {
             Some(Sp { span: same.span, value: Control::SameAs { arm: same.value } })
         }
         (None, Some(delayed)) => {
-            let fraction = t.float("fraction", 0.0, false, 10.0, faults)?;
+            let fraction = t.float("fraction", range::MARGIN, faults)?;
             Some(Sp { span: delayed.span, value: Control::Delayed { arm: delayed.value, fraction: fraction.value } })
         }
         (same, delayed) => {
@@ -518,7 +518,7 @@ fn bars(root: &Tab<'_, '_>, arms: &[Sp<Arm>], metrics: &[Sp<MetricSpec>], faults
         let metric = metric(t, faults);
         let numerator = t.id::<ArmName>("numerator", "\"ARM\"", faults);
         let denominator = t.id::<ArmName>("denominator", "\"ARM\"", faults);
-        let at_most = t.float("at_most", 0.0, false, 1_000.0, faults);
+        let at_most = t.float("at_most", range::AT_MOST, faults);
         let rule = match t.text_or_none("rule", faults) {
             Some(text) => match text.value.as_str() {
                 "bound" => Some(BarRule::Bound),
@@ -595,12 +595,17 @@ fn bars(root: &Tab<'_, '_>, arms: &[Sp<Arm>], metrics: &[Sp<MetricSpec>], faults
 
 fn gates(t: &Tab<'_, '_>, faults: &mut Faults<'_>) -> Option<Gates> {
     Some(Gates {
-        max_steal_fraction: t.float_or("max_steal_fraction", 1.0, DEFAULT_STEAL, faults)?,
-        max_outside_cpu_fraction: t.float_or("max_outside_cpu_fraction", 64.0, DEFAULT_OUTSIDE, faults)?,
-        max_canary_ratio: t.float_or("max_canary_ratio", 100.0, DEFAULT_CANARY, faults)?,
-        max_clock_step_ms: t.float_or("max_clock_step_ms", 60_000.0, DEFAULT_CLOCK_STEP_MS, faults)?,
-        settle_timeout_ms: t.int_or("settle_timeout_ms", 1, 600_000, DEFAULT_SETTLE_MS, faults)?,
-        max_void_fraction: t.float_or("max_void_fraction", 1.0, DEFAULT_VOID, faults)?,
+        max_steal_fraction: t.float_or("max_steal_fraction", range::STEAL, DEFAULT_STEAL, faults)?,
+        max_outside_cpu_fraction: t.float_or(
+            "max_outside_cpu_fraction",
+            range::OUTSIDE_CPU,
+            DEFAULT_OUTSIDE,
+            faults,
+        )?,
+        max_canary_ratio: t.float_or("max_canary_ratio", range::CANARY, DEFAULT_CANARY, faults)?,
+        max_clock_step_ms: t.float_or("max_clock_step_ms", range::CLOCK_STEP_MS, DEFAULT_CLOCK_STEP_MS, faults)?,
+        settle_timeout_ms: t.int_or("settle_timeout_ms", range::SETTLE_MS, DEFAULT_SETTLE_MS, faults)?,
+        max_void_fraction: t.float_or("max_void_fraction", range::VOID, DEFAULT_VOID, faults)?,
     })
 }
 

@@ -18,7 +18,7 @@ mod tests;
 
 use toml::de::DeTable;
 
-pub use diagnostic::{BadSpec, Fault};
+pub use diagnostic::{BadSpec, Fault, MAX_FAULTS};
 pub use known::{Known, Parsed, Reserved, reserved};
 
 use crate::experiment::Experiment;

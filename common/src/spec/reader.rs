@@ -8,6 +8,7 @@ use toml::{
 };
 
 use super::diagnostic::Faults;
+use crate::range::{Real, Whole};
 
 /// A value and where it stands.
 #[derive(Clone, Debug)]
@@ -98,9 +99,9 @@ impl<'t, 's> Tab<'t, 's> {
         parsed(self.text_or_none(key, faults)?, key, faults)
     }
 
-    /// A whole number of `low..=high`.
-    pub(super) fn int(&self, key: &str, low: u64, high: u64, faults: &mut Faults<'_>) -> Option<Sp<u64>> {
-        let expected = format!("a whole number from {low} to {high}");
+    /// A whole number of the range.
+    pub(super) fn int(&self, key: &str, range: Whole, faults: &mut Faults<'_>) -> Option<Sp<u64>> {
+        let expected = format!("a whole number from {} to {}", range.start(), range.end());
         let found = self.need(key, &format!("N, {expected}"), faults)?;
         let DeValue::Integer(number) = found.get_ref() else {
             wrong_type(found, key, &expected, faults);
@@ -110,7 +111,7 @@ impl<'t, 's> Tab<'t, 's> {
         let negative = digits.starts_with('-');
         let value = u64::from_str_radix(digits.trim_start_matches(['+', '-']), number.radix()).ok();
         match value {
-            Some(v) if (!negative || v == 0) && (low..=high).contains(&v) => Some(Sp { span: found.span(), value: v }),
+            Some(v) if (!negative || v == 0) && range.contains(&v) => Some(Sp { span: found.span(), value: v }),
             _ => {
                 let message = format!("{key} = {digits} is out of range");
                 faults.add("out-of-range", found.span(), message, format!("expected {expected}"));
@@ -119,19 +120,13 @@ impl<'t, 's> Tab<'t, 's> {
         }
     }
 
-    pub(super) fn int_or(&self, key: &str, low: u64, high: u64, default: u64, faults: &mut Faults<'_>) -> Option<u64> {
-        if self.has(key) { Some(self.int(key, low, high, faults)?.value) } else { Some(default) }
+    pub(super) fn int_or(&self, key: &str, range: Whole, default: u64, faults: &mut Faults<'_>) -> Option<u64> {
+        if self.has(key) { Some(self.int(key, range, faults)?.value) } else { Some(default) }
     }
 
-    /// A finite number above `low` (or equal, when `closed`) and at most `high`.
-    pub(super) fn float(
-        &self,
-        key: &str,
-        low: f64,
-        closed: bool,
-        high: f64,
-        faults: &mut Faults<'_>,
-    ) -> Option<Sp<f64>> {
+    /// A number of the range.
+    pub(super) fn float(&self, key: &str, range: Real, faults: &mut Faults<'_>) -> Option<Sp<f64>> {
+        let Real { low, closed, high } = range;
         let expected = if closed {
             format!("a number from {low} to {high}")
         } else {
@@ -147,9 +142,7 @@ impl<'t, 's> Tab<'t, 's> {
             }
         };
         match value {
-            Some(v) if v.is_finite() && v <= high && (v > low || (closed && v >= low)) => {
-                Some(Sp { span: found.span(), value: v })
-            }
+            Some(v) if range.contains(v) => Some(Sp { span: found.span(), value: v }),
             Some(v) if !v.is_finite() => {
                 faults.add(
                     "not-finite",
@@ -168,8 +161,8 @@ impl<'t, 's> Tab<'t, 's> {
         }
     }
 
-    pub(super) fn float_or(&self, key: &str, high: f64, default: f64, faults: &mut Faults<'_>) -> Option<f64> {
-        if self.has(key) { Some(self.float(key, 0.0, true, high, faults)?.value) } else { Some(default) }
+    pub(super) fn float_or(&self, key: &str, range: Real, default: f64, faults: &mut Faults<'_>) -> Option<f64> {
+        if self.has(key) { Some(self.float(key, range, faults)?.value) } else { Some(default) }
     }
 
     pub(super) fn bool_or(&self, key: &str, default: bool, faults: &mut Faults<'_>) -> Option<bool> {

@@ -194,3 +194,45 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn thousands_of_faults_are_counted_not_listed() {
+    let keys: String = (0..20_000).map(|i| format!("k{i} = 1\n")).collect();
+    let bad = parse("many", keys.as_bytes()).unwrap_err();
+    assert_eq!(bad.faults.len(), MAX_FAULTS);
+    assert!(bad.faults.len() + bad.more > 20_000, "{}", bad.more);
+    assert!(bad.to_string().ends_with(&format!("and {} more", bad.more)));
+    let long = format!("{} = 1\n", "k".repeat(200_000));
+    assert!(parse("long", long.as_bytes()).unwrap_err().faults.iter().all(|f| f.message.chars().count() < 500));
+}
+
+/// The reader's rules and those for a registration from outside are the same.
+#[test]
+fn what_a_spec_may_not_say_a_registration_may_not_either() {
+    let good = parse("good", GOOD.as_bytes()).unwrap().experiment;
+    assert_eq!(good.check(), Ok(()));
+    let thaw = |e: &Experiment| {
+        let frozen = Registration::freeze(e.clone(), Micros(0)).unwrap();
+        Registration::thaw(&frozen.canonical, frozen.sha256, Micros(0))
+    };
+    assert!(thaw(&good).is_ok());
+    let changes: [fn(&mut Experiment); 12] = [
+        |e| e.design.alpha = 2.5,
+        |e| e.design.margin = 0.0,
+        |e| e.design.max_runs = 0,
+        |e| e.design.blocks_per_host += 1,
+        |e| e.limits.cpuset_size = u32::MAX,
+        |e| e.deadline_ms = 0,
+        |e| e.arms.truncate(1),
+        |e| e.arms[1].name = e.arms[0].name.clone(),
+        |e| e.metrics.clear(),
+        |e| e.bars[0].numerator = e.bars[0].denominator.clone(),
+        |e| e.gates.max_canary_ratio = -1.0,
+        |e| e.version += 1,
+    ];
+    for (i, change) in changes.into_iter().enumerate() {
+        let mut e = good.clone();
+        change(&mut e);
+        assert!(thaw(&e).is_err(), "change {i}");
+    }
+}

@@ -118,6 +118,9 @@ pub(super) async fn has_artifact(State(c): Shared, Path(sha): Path<String>) -> R
     Ok(if c.control.artifacts.has(sha).await { StatusCode::OK } else { StatusCode::NOT_FOUND })
 }
 
+/// An upload may be long, but not stand still.
+const SLOW_CHUNK: std::time::Duration = std::time::Duration::from_secs(30);
+
 pub(super) async fn put_artifact(
     State(c): Shared,
     Path(sha): Path<String>,
@@ -129,7 +132,10 @@ pub(super) async fn put_artifact(
     }
     let mut upload = c.control.artifacts.begin(sha, workload::MAX_TOTAL_BYTES).await.map_err(artifact_error)?;
     let mut body = request.into_body().into_data_stream();
-    while let Some(chunk) = body.next().await {
+    while let Some(chunk) = tokio::time::timeout(SLOW_CHUNK, body.next())
+        .await
+        .map_err(|_| artifact_error(ArtifactError::Broken("the upload stood still".to_owned())))?
+    {
         let chunk = chunk.map_err(|e| artifact_error(ArtifactError::Broken(format!("the upload broke off: {e}"))))?;
         upload.write(&chunk).await.map_err(artifact_error)?;
     }
@@ -203,7 +209,11 @@ pub(super) async fn register(
         }
         Registered::NothingToAmend => {
             let message = format!("{id} is not registered here, so there is nothing to amend");
-            return Err(ApiError::bad("nothing-to-amend", message, "is the id right? A first version takes no --amend"));
+            return Err(ApiError::bad(
+                "nothing-to-amend",
+                message,
+                "is the id right? A first version takes no --amend",
+            ));
         }
     };
     let latest = all.last().map(|r| r.sha256);
@@ -278,6 +288,9 @@ pub(super) async fn plan(State(c): Shared, Body(body): Body<SpecBody>) -> Result
                 .filter(|f| later.contains(&f.code.as_str()))
                 .map(|f| format!("{}; {}", f.message, f.help)),
         );
+        if bad.more > 0 {
+            missing.push(format!("and {} more", bad.more));
+        }
         bad.faults.retain(|f| !later.contains(&f.code.as_str()));
         if !bad.faults.is_empty() {
             return Err(ApiError::bad_spec(bad));

@@ -43,6 +43,9 @@ const MAX_JSON: usize = 1 << 20;
 /// A manifest, which has its own limit, inside a request.
 const MAX_MANIFEST: usize = 17 << 20;
 
+/// The largest of these bodies comes within it also over a slow line; one that trickles holds its connection no longer.
+const SLOW_BODY: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// What routes share.
 pub struct Context {
     pub control: Arc<Control>,
@@ -86,7 +89,7 @@ impl ApiError {
         Self { status, body: Box::new(ErrorBody { error, spec: None }) }
     }
     fn bad_spec(spec: BadSpec) -> Self {
-        let message = match spec.faults.len() {
+        let message = match spec.faults.len() + spec.more {
             1 => format!("{} has a fault", spec.file),
             n => format!("{} has {n} faults", spec.file),
         };
@@ -133,7 +136,11 @@ struct Body<T>(T);
 impl<T: serde::de::DeserializeOwned, S: Send + Sync> axum::extract::FromRequest<S> for Body<T> {
     type Rejection = ApiError;
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        match Json::<T>::from_request(request, state).await {
+        let slow = |_| {
+            let message = format!("the request was not complete within {} s", SLOW_BODY.as_secs());
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, Failure::refused("slow-request", message, "try again"))
+        };
+        match tokio::time::timeout(SLOW_BODY, Json::<T>::from_request(request, state)).await.map_err(slow)? {
             Ok(Json(value)) => Ok(Self(value)),
             Err(e) => Err(ApiError::new(
                 e.status(),

@@ -12,7 +12,7 @@ use drums_common::{
     failure::{Failure, FailureClass},
     wire::SERVER_NAME,
 };
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use rustls::{
@@ -27,10 +27,14 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::{CtlError, Global};
-use crate::{api::ErrorBody, config::Home};
+use crate::{api::ErrorBody, config::Home, pki::Pki};
 
 /// Connecting to a live coordinator takes milliseconds; this is for one across the world.
 const CONNECT: Duration = Duration::from_secs(10);
+/// An answer comes at once, to a long poll after seconds; a store under load takes some.
+const ANSWER: Duration = Duration::from_secs(60);
+/// Bytes per second of the slowest way to a coordinator that an upload may take.
+const SLOWEST: u64 = 100_000;
 /// The longest answer is a page of evidence; more than this is not from our coordinator.
 const MAX_ANSWER: usize = 256 << 20;
 
@@ -172,6 +176,7 @@ impl Client {
         let driver = tokio::spawn(async move {
             let _ = connection.await;
         });
+        let patience = ANSWER + Duration::from_secs(body.len() as u64 / SLOWEST);
         let request = Request::builder()
             .method(method)
             .uri(format!("/api/v1{path}"))
@@ -179,13 +184,17 @@ impl Client {
             .header("content-type", "application/json")
             .body(Full::new(body))
             .map_err(|e| CtlError::bad(format!("{path:?} is not a path of the API: {e}"), "check the names given"))?;
-        let answer = sender.send_request(request).await.map_err(|e| self.unreachable(e.into()))?;
+        let answer = bounded(patience, sender.send_request(request)).await.map_err(|e| self.unreachable(e))?;
         let status = answer.status();
-        let body = Limited::new(answer.into_body(), MAX_ANSWER)
-            .collect()
-            .await
-            .map_err(|source| CtlError::Answer { what: path.to_owned(), source })?
-            .to_bytes();
+        let body = Limited::new(answer.into_body(), MAX_ANSWER).collect();
+        let body = bounded(patience, body).await.map_err(|source| {
+            if source.is::<LengthLimitError>() {
+                CtlError::Answer { what: path.to_owned(), source }
+            } else {
+                self.unreachable(source)
+            }
+        })?;
+        let body = body.to_bytes();
         driver.abort();
         Ok((status, body))
     }
@@ -193,8 +202,17 @@ impl Client {
     fn unreachable(&self, source: BoxError) -> CtlError {
         let help = match &self.target {
             Target::Unix(path) => {
-                let home = path.parent().unwrap_or(Path::new("/")).display();
-                format!("start it with: drums-coordinator --home {home} (a new home is made by: drumsctl --home {home} init)")
+                let dir = path.parent().unwrap_or(Path::new("/"));
+                let shown = dir.display();
+                let start = format!("start it with: drums-coordinator --home {shown}");
+                if Pki::is_there(&Home::new(dir).pki()) {
+                    start
+                } else if dir.symlink_metadata().is_ok() {
+                    // What is there is somebody else's, or not for us to see.
+                    format!("is {shown} a coordinator's home, and may you open it? If so, {start}; if not, give --home DIR")
+                } else {
+                    format!("there is no {shown}; is --home right? A new home is made by: drumsctl --home {shown} init; {start}")
+                }
             }
             Target::Https { .. } => {
                 "is the coordinator running, is api in its coordinator.toml reachable from here, and is the certificate an operator's of its CA?".to_owned()
@@ -205,9 +223,16 @@ impl Client {
 }
 
 async fn connect<T, E: Into<BoxError>>(connecting: impl Future<Output = Result<T, E>>) -> Result<T, BoxError> {
-    match tokio::time::timeout(CONNECT, connecting).await {
+    bounded(CONNECT, connecting).await
+}
+
+async fn bounded<T, E: Into<BoxError>>(
+    patience: Duration,
+    answering: impl Future<Output = Result<T, E>>,
+) -> Result<T, BoxError> {
+    match tokio::time::timeout(patience, answering).await {
         Ok(result) => result.map_err(Into::into),
-        Err(_) => Err(format!("no answer within {} s", CONNECT.as_secs()).into()),
+        Err(_) => Err(format!("no answer within {} s", patience.as_secs()).into()),
     }
 }
 

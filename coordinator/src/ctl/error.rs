@@ -1,9 +1,15 @@
 //! Why a command did not do what it was told, and what the process exits with.
 
-use std::{io, path::PathBuf, process::ExitCode};
+use std::{
+    io::{self, Write as _},
+    path::PathBuf,
+    process::ExitCode,
+};
 
+use drums_common::note;
 use drums_common::{
     failure::{Failure, FailureClass},
+    say::{self, Unsaid},
     spec::{BadSpec, Fault},
     telemetry::chain,
 };
@@ -16,6 +22,8 @@ pub(super) const UNREACHABLE: u8 = 3;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CtlError {
+    #[error(transparent)]
+    Unsaid(#[from] Unsaid),
     #[error("cannot start: the runtime failed")]
     Runtime(#[source] io::Error),
     /// What the user gave cannot be used.
@@ -78,9 +86,10 @@ impl CtlError {
         match self {
             Self::BadInput { .. } | Self::BadSpec(_) => BAD_INPUT,
             Self::Unreachable { .. } => UNREACHABLE,
+            Self::Unsaid(e) if e.reader_gone() => say::READER_GONE,
             Self::Refused(f) if matches!(f.class, FailureClass::Refused) => BAD_INPUT,
-            // A file that the user named and that is not there is input; one that we cannot write is not.
-            Self::File { attempt: "read", source, .. } if source.kind() == io::ErrorKind::NotFound => BAD_INPUT,
+            // A file that the user named and that cannot be read is input; one that we cannot write is not.
+            Self::File { attempt: "read", .. } => BAD_INPUT,
             _ => 1,
         }
     }
@@ -92,23 +101,24 @@ impl CtlError {
             Self::Answer { .. } => "drumsctl and the coordinator may be of different versions".to_owned(),
             Self::File { attempt: "read", .. } => "is the path right, and may you read it?".to_owned(),
             Self::File { .. } => "is the disk full, and may you write there?".to_owned(),
-            Self::Runtime(_) | Self::BadSpec(_) => String::new(),
+            Self::Unsaid(_) | Self::Runtime(_) | Self::BadSpec(_) => String::new(),
         }
     }
 
     /// Says it all on standard error.
     pub fn report(&self) -> ExitCode {
         if let Self::BadSpec(bad) = self {
-            eprint!("{}", render(bad));
-        } else {
+            // Colours are in there; what came from the spec was made printable.
+            let _ = io::stderr().lock().write_all(render(bad).as_bytes());
+        } else if !matches!(self, Self::Unsaid(e) if e.reader_gone()) {
             let text = match self {
                 Self::Refused(f) => format!("{} [{}]", f.message, f.code),
                 e => chain(e),
             };
-            eprintln!("error: {text}");
+            note!("error: {text}");
             let help = self.help();
             if !help.is_empty() {
-                eprintln!("help:  {help}");
+                note!("help:  {help}");
             }
         }
         ExitCode::from(self.exit_code())
@@ -120,11 +130,12 @@ pub(super) fn render(bad: &BadSpec) -> String {
     let theme = if output::colour() { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
     let handler = GraphicalReportHandler::new_themed(theme).with_width(110);
     let mut out = String::new();
+    let bad = &shown(bad);
     for fault in &bad.faults {
         // Places are repeated in words, so that editors and scripts find them without the picture.
         let place = if fault.line > 0 { format!(":{}:{}", fault.line, fault.column) } else { String::new() };
         out.push_str(&format!("{}{place}: {} [{}]\n", bad.file, fault.message, fault.code));
-        if fault.line > 0 {
+        if fault.line > 0 && narrow(bad, fault) {
             let mut picture = String::new();
             let report = report(bad, fault);
             if handler.render_report(&mut picture, report.as_ref()).is_ok() {
@@ -134,9 +145,38 @@ pub(super) fn render(bad: &BadSpec) -> String {
             out.push_str(&format!("  help: {}\n", fault.help));
         }
     }
-    let n = bad.faults.len();
+    let n = bad.faults.len() + bad.more;
+    if bad.more > 0 {
+        out.push_str(&format!("and {} more\n", bad.more));
+    }
     out.push_str(&format!("{n} fault{} in {}; nothing was recorded\n", if n == 1 { "" } else { "s" }, bad.file));
     out
+}
+
+/// With everything that could steer a terminal replaced, byte for byte so that places stay.
+fn shown(bad: &BadSpec) -> BadSpec {
+    let stand_in = |c: char| match c.len_utf8() {
+        _ if matches!(c, '\n' | '\t') || !say::steers(c) => c,
+        1 => '?',
+        2 => '·',
+        _ => '\u{fffd}',
+    };
+    BadSpec {
+        file: say::one_line(&bad.file),
+        source: bad.source.chars().map(stand_in).collect(),
+        faults: bad
+            .faults
+            .iter()
+            .map(|f| Fault { message: say::one_line(&f.message), help: say::one_line(&f.help), ..f.clone() })
+            .collect(),
+        more: bad.more,
+    }
+}
+
+/// Whether a fault's lines, and those around them, are short enough for a picture.
+fn narrow(bad: &BadSpec, fault: &Fault) -> bool {
+    let first = fault.line.saturating_sub(2);
+    bad.source.lines().skip(first).take(3).all(|line| line.len() <= 200) && fault.span.len() <= 2_000
 }
 
 fn report(bad: &BadSpec, fault: &Fault) -> Report {
@@ -147,4 +187,25 @@ fn report(bad: &BadSpec, fault: &Fault) -> Report {
         .with_help(fault.help.clone())
         .with_label(LabeledSpan::at(span, "here"));
     Report::new(diagnostic).with_source_code(NamedSource::new(bad.file.clone(), bad.source.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rendered(spec: &str) -> String {
+        render(&drums_common::spec::parse("x.toml", spec.as_bytes()).unwrap_err())
+    }
+
+    #[test]
+    fn a_spec_cannot_steer_the_terminal_or_flood_it() {
+        let text = rendered("\"a\\u001b[2J\u{202e}\" = 1\n");
+        assert!(!text.contains("\u{202e}") && !text.contains("\u{1b}[2J"), "{text}");
+        let keys: String = (0..20_000).map(|i| format!("k{i} = 1\n")).collect();
+        let text = rendered(&keys);
+        assert!(text.contains("more\n") && text.len() < 100_000, "{} bytes", text.len());
+        let wide: String = (0..20_000).map(|i| format!("k{i} = 1, ")).collect();
+        let text = rendered(&format!("limits = {{ {wide} }}"));
+        assert!(text.len() < 50_000, "{} bytes", text.len());
+    }
 }

@@ -8,6 +8,7 @@ use std::{
 
 use clap::Args;
 use drums_common::spec;
+use drums_common::{note, say};
 
 use super::{Client, CtlError, Global, output};
 use crate::api::views::{PlanView, RegistrationView, SpecBody};
@@ -56,11 +57,11 @@ pub(super) async fn register(global: &Global, c: Register) -> Result<ExitCode, C
     if global.json {
         output::json(&r)?;
     } else {
-        println!("{} {}", r.experiment, r.sha256);
+        say!("{} {}", r.experiment, r.sha256)?;
         let was = if r.new { "registered" } else { "was registered already, on" };
-        eprintln!("{} {was} {}; {} of {} runs made", r.experiment, output::time(&r.registered), r.runs, r.max_runs);
+        note!("{} {was} {}; {} of {} runs made", r.experiment, output::time(&r.registered), r.runs, r.max_runs);
         if r.latest != r.sha256 {
-            eprintln!(
+            note!(
                 "note: a run takes the latest registration, {}; name this one to run it: drumsctl run {} --registration {}",
                 r.latest.short(),
                 r.experiment,
@@ -78,25 +79,25 @@ pub(super) async fn plan(global: &Global, c: Plan) -> Result<ExitCode, CtlError>
         output::json(&plan)?;
         return Ok(ExitCode::SUCCESS);
     }
-    show(&plan, c.order);
+    show(&plan, c.order)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(p: &PlanView, order: bool) {
+fn show(p: &PlanView, order: bool) -> Result<(), CtlError> {
     let e = &p.experiment;
-    println!("{}  {}", e.id, e.title);
+    say!("{}  {}", e.id, e.title)?;
     let registered = if p.registered { "registered" } else { "not registered" };
-    println!("registration   {} ({registered})", p.registration.map_or_else(|| "-".to_owned(), output::short));
+    say!("registration   {} ({registered})", p.registration.map_or_else(|| "-".to_owned(), output::short))?;
     let sha = e.workload.sha256.map_or_else(|| "not stored here".to_owned(), output::short);
-    println!("workload       {} ({sha})", e.workload.name);
-    println!(
+    say!("workload       {} ({sha})", e.workload.name)?;
+    say!(
         "limits         {} thousandths of a CPU on a set of {}, {} of memory",
         e.limits.cpu_milli,
         e.limits.cpuset_size,
         output::bytes(e.limits.memory_bytes)
-    );
+    )?;
     let d = &e.design;
-    println!(
+    say!(
         "design         {} warm-up and {} measured blocks per host, {} template builds, seed {}, margin {} %, alpha {}",
         d.warmup_blocks,
         d.blocks_per_host,
@@ -104,15 +105,15 @@ fn show(p: &PlanView, order: bool) {
         d.seed,
         d.margin * 100.0,
         d.alpha
-    );
-    println!(
+    )?;
+    say!(
         "expected       {} ({}); deadline {}",
         output::duration(p.expected_ms),
         p.expected_from,
         output::duration(e.deadline_ms)
-    );
-    println!("machines       {}", p.machines);
-    println!();
+    )?;
+    say!("machines       {}", p.machines)?;
+    say!("")?;
     let rows: Vec<Vec<String>> = e
         .arms
         .iter()
@@ -127,8 +128,8 @@ fn show(p: &PlanView, order: bool) {
             vec![a.name.to_string(), a.kind.to_string(), control]
         })
         .collect();
-    output::table(&["arm", "kind", "control"], &rows);
-    println!();
+    output::table(&["arm", "kind", "control"], &rows)?;
+    say!("")?;
     let rows: Vec<Vec<String>> = e
         .bars
         .iter()
@@ -147,8 +148,8 @@ fn show(p: &PlanView, order: bool) {
             ]
         })
         .collect();
-    output::table(&["bar", "metric", "ratio", "at most", "tested on"], &rows);
-    println!();
+    output::table(&["bar", "metric", "ratio", "at most", "tested on"], &rows)?;
+    say!("")?;
     let g = &e.gates;
     let gates = [
         ("steal", format!("at most {} of a CPU", g.max_steal_fraction), "environment: voids the block"),
@@ -169,8 +170,8 @@ fn show(p: &PlanView, order: bool) {
         ),
     ];
     let rows: Vec<Vec<String>> = gates.into_iter().map(|(a, b, c)| vec![a.to_owned(), b, c.to_owned()]).collect();
-    output::table(&["gate", "limit", "effect"], &rows);
-    println!();
+    output::table(&["gate", "limit", "effect"], &rows)?;
+    say!("")?;
     let rows: Vec<Vec<String>> = p
         .hosts
         .iter()
@@ -184,22 +185,24 @@ fn show(p: &PlanView, order: bool) {
             ]
         })
         .collect();
-    output::table(&["host", "chosen", "machine", "blocks", "lacks"], &rows);
+    output::table(&["host", "chosen", "machine", "blocks", "lacks"], &rows)?;
     if order {
         for h in p.hosts.iter().filter(|h| h.chosen) {
-            println!("\n{}", h.host);
+            say!("")?;
+            say!("{}", h.host)?;
             for b in &h.blocks {
-                println!("  {:<8} {:>3}  build {}  {}", b.kind, b.block, b.template_build, b.order.join(" "));
+                say!("  {:<8} {:>3}  build {}  {}", b.kind, b.block, b.template_build, b.order.join(" "))?;
             }
         }
     }
     for n in &p.notes {
-        println!("note: {n}");
+        say!("note: {n}")?;
     }
     for m in &p.missing {
-        println!("missing: {m}");
+        say!("missing: {m}")?;
     }
     if p.missing.is_empty() {
-        println!("a run could start now: drumsctl run {} --watch", e.id);
+        say!("a run could start now: drumsctl run {} --watch", e.id)?;
     }
+    Ok(())
 }

@@ -4,6 +4,7 @@ use std::{process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand};
 use drums_common::ids::HostId;
+use drums_common::{note, say};
 
 use super::{Client, CtlError, Global, client::segment, output};
 use crate::api::views::{AddHost, AuditView, FleetView, HostView, TokenView};
@@ -65,10 +66,10 @@ pub(super) async fn host(global: &Global, c: HostCommand) -> Result<ExitCode, Ct
             if global.json {
                 output::json(&token)?;
             } else {
-                println!("{}", token.token);
+                say!("{}", token.token)?;
                 let addresses: Vec<String> = token.addresses.iter().map(ToString::to_string).collect();
-                eprintln!("host {} may enrol once until {}", token.host, output::time(&token.expires));
-                eprintln!("it will dial {}", addresses.join(", "));
+                note!("host {} may enrol once until {}", token.host, output::time(&token.expires));
+                note!("it will dial {}", addresses.join(", "));
             }
         }
         HostCommand::List => show(global, &client.get("/hosts").await?)?,
@@ -78,7 +79,7 @@ pub(super) async fn host(global: &Global, c: HostCommand) -> Result<ExitCode, Ct
             if global.json {
                 output::json(&fleet)?;
             } else {
-                println!("host {name} is released: its certificates are revoked");
+                say!("host {name} is released: its certificates are revoked")?;
             }
         }
     }
@@ -101,7 +102,7 @@ pub(super) async fn fleet(global: &Global, c: Fleet) -> Result<ExitCode, CtlErro
         let fleet: FleetView = client.get("/hosts").await?;
         if !global.json {
             // Home and clear: the table is drawn over the last one.
-            print!("\x1b[H\x1b[2J");
+            say::text("\x1b[H\x1b[2J")?;
         }
         show(global, &fleet)?;
     }
@@ -112,15 +113,14 @@ fn show(global: &Global, fleet: &FleetView) -> Result<(), CtlError> {
         return output::json(fleet);
     }
     if fleet.hosts.is_empty() {
-        println!("no hosts yet; drumsctl host add NAME makes a token for one");
+        say!("no hosts yet; drumsctl host add NAME makes a token for one")?;
         return Ok(());
     }
     let rows: Vec<Vec<String>> = fleet.hosts.iter().map(row).collect();
     output::table(
         &["host", "kind", "owner", "state", "heartbeat", "activity", "dies in", "gen", "cost", "machine", "version"],
         &rows,
-    );
-    Ok(())
+    )
 }
 
 fn row(h: &HostView) -> Vec<String> {
@@ -149,7 +149,7 @@ pub(super) async fn audit(global: &Global, c: Audit) -> Result<ExitCode, CtlErro
     } else {
         let rows: Vec<Vec<String>> =
             rows.into_iter().map(|r| vec![output::time(&r.at), r.actor, r.action, r.detail]).collect();
-        output::table(&["when (UTC)", "who", "what", "detail"], &rows);
+        output::table(&["when (UTC)", "who", "what", "detail"], &rows)?;
     }
     Ok(ExitCode::SUCCESS)
 }

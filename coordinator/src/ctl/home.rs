@@ -2,23 +2,26 @@
 
 use std::{
     fs,
-    io::Write as _,
-    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
+    io::{self, Write as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use clap::Args;
-use drums_common::{clock::Clock as _, ids::InstallationId, telemetry::chain};
+use drums_common::{
+    clock::Clock as _, digest::Sha256, experiment::WorkloadManifest, ids::InstallationId, say, telemetry::chain,
+};
 use serde::Serialize;
 
-use super::{Client, CtlError, Global, output};
+use super::{Client, CtlError, Global, output, place};
 use crate::{
     api::views::{FleetView, StatusView},
     clock::SystemClock,
     config::{Home, RawConfig},
+    disk,
     pki::Pki,
-    store::{SqliteStore, Store as _},
+    store::{SqliteStore, Store as _, WorkloadRow},
 };
 
 #[derive(Debug, Args)]
@@ -37,38 +40,113 @@ pub struct Backup {
 struct Made {
     home: PathBuf,
     installation: InstallationId,
-    ca_sha256: drums_common::digest::Sha256,
+    ca_sha256: Sha256,
     operator_certificate: PathBuf,
     operator_key: PathBuf,
     /// False when the home was there.
     new: bool,
 }
 
+/// The longest path of a unix socket, without its closing zero.
+const MAX_SOCKET: usize = 107;
+/// What an `init` that broke off may leave, and what a new file system brings along.
+const BEGUN: [&str; 10] = [
+    "pki",
+    "pki.begun",
+    "store.sqlite",
+    "store.sqlite-wal",
+    "store.sqlite-shm",
+    "store.sqlite-journal",
+    "artifacts",
+    "coordinator.toml",
+    "coordinator.toml.begun",
+    "lost+found",
+];
+
+/// Refuses what is no home and cannot become one; nothing is changed yet.
+fn may_become_a_home(home: &Home) -> Result<(), CtlError> {
+    let dir = home.dir();
+    let socket = std::path::absolute(home.socket()).map_err(CtlError::file("read", dir))?;
+    if socket.as_os_str().len() > MAX_SOCKET {
+        let message =
+            format!("{} is too long for a unix socket's path, which has at most {MAX_SOCKET} bytes", socket.display());
+        return Err(CtlError::bad(message, "give a --home with a shorter path"));
+    }
+    match fs::metadata(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(CtlError::file("read", dir)(e)),
+        Ok(m) if !m.is_dir() => {
+            return Err(CtlError::bad(format!("{} is not a folder", dir.display()), "give another --home"));
+        }
+        Ok(_) => {}
+    }
+    if Pki::is_there(&home.pki()) || home.store().exists() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(dir).map_err(CtlError::file("read", dir))? {
+        let name = entry.map_err(CtlError::file("read", dir))?.file_name();
+        if !BEGUN.iter().any(|b| name == *b) {
+            let message = format!("{} is no home and not empty: it has {}", dir.display(), name.to_string_lossy());
+            let help = format!("a home is a folder of its own; try --home {}", dir.join("drums").display());
+            return Err(CtlError::bad(message, help));
+        }
+    }
+    Ok(())
+}
+
+/// The store of a home that is made now, or of one that was; keys and store are lost together or not at all.
+fn open_store(home: &Home) -> Result<(SqliteStore, InstallationId), CtlError> {
+    let attempt = || format!("making the home {}", home.dir().display());
+    let help = "is another file in the way, or the disk full?";
+    let restore = "restore the home from a backup (drumsctl backup says how), or make a new one elsewhere";
+    let keys = Pki::is_there(&home.pki());
+    let lost = |what: &str, left: &str| {
+        CtlError::bad(format!("the home {} has lost its {what}: its {left} there", home.dir().display()), restore)
+    };
+    if keys && !fs::metadata(home.store()).is_ok_and(|m| m.len() > 0) {
+        return Err(lost("store", "keys are"));
+    }
+    let mut store = SqliteStore::open(&home.store()).map_err(|e| CtlError::failed(attempt(), e, help))?;
+    let fail = |e| CtlError::failed(attempt(), e, help);
+    if keys && store.installation().map_err(fail)?.is_none() {
+        return Err(lost("store's content", "keys are"));
+    }
+    if !keys && !store.audits(1).map_err(fail)?.is_empty() {
+        return Err(lost("keys", "store is"));
+    }
+    let drawn = InstallationId(rand::random()).to_string();
+    let installation = store.meta_or("installation", &drawn).map_err(fail)?;
+    let installation =
+        installation.parse().map_err(|e: drums_common::ids::BadId| CtlError::failed(attempt(), e, restore))?;
+    Ok((store, installation))
+}
+
 pub(super) fn init(global: &Global, _: &Init) -> Result<ExitCode, CtlError> {
     let home = Home::new(&global.home);
     let dir = home.dir();
-    let attempt = || format!("making the home {}", dir.display());
-    if dir.exists() && !dir.is_dir() {
-        return Err(CtlError::bad(format!("{} is not a folder", dir.display()), "give another --home"));
-    }
+    may_become_a_home(&home)?;
     fs::create_dir_all(dir).map_err(CtlError::file("create", dir))?;
+    // One at a time: two would each put half of their keys in place. Released when the process ends, however it ends.
+    let lock = fs::File::open(dir).map_err(CtlError::file("read", dir))?;
+    lock.lock().map_err(CtlError::file("lock", dir))?;
+    may_become_a_home(&home)?;
+    let free = disk::free(dir).map_err(CtlError::file("read", dir))?;
+    if free < disk::MIN_TO_START {
+        let message = format!("there are {} MiB free at {}", free >> 20, dir.display());
+        let help =
+            format!("a home needs at least {} MiB: free some space, or give another --home", disk::MIN_TO_START >> 20);
+        return Err(CtlError::bad(message, help));
+    }
     // The CA's key is in there.
     fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).map_err(CtlError::file("protect", dir))?;
-    let help = "is another file in the way, or the disk full?";
-    let (pki, new) =
-        Pki::open_or_create(&home.pki(), SystemClock.now()).map_err(|e| CtlError::failed(attempt(), e, help))?;
-    fs::create_dir_all(home.artifacts()).map_err(CtlError::file("create", home.artifacts()))?;
-    let mut store = SqliteStore::open(&home.store()).map_err(|e| CtlError::failed(attempt(), e, help))?;
-    let drawn = InstallationId(rand::random()).to_string();
-    let installation = store.meta_or("installation", &drawn).map_err(|e| CtlError::failed(attempt(), e, help))?;
-    let installation = installation
-        .parse()
-        .map_err(|e: drums_common::ids::BadId| CtlError::failed(attempt(), e, "restore the home from a backup"))?;
+    let (store, installation) = open_store(&home)?;
+    drop(store);
     for path in [home.store(), home.store().with_extension("sqlite-wal"), home.store().with_extension("sqlite-shm")] {
         if path.exists() {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(CtlError::file("protect", &path))?;
         }
     }
+    fs::create_dir_all(home.artifacts()).map_err(CtlError::file("create", home.artifacts()))?;
     if !home.config().exists() {
         let text = toml::to_string_pretty(&RawConfig::default())
             .map_err(|e| CtlError::failed("writing the default configuration", e, "this is a fault of drumsctl"))?;
@@ -78,6 +156,11 @@ pub(super) fn init(global: &Global, _: &Init) -> Result<ExitCode, CtlError> {
         fs::write(&begun, text).map_err(CtlError::file("write", &begun))?;
         fs::rename(&begun, home.config()).map_err(CtlError::file("put in place", home.config()))?;
     }
+    // Last: from here on it is a home.
+    let (pki, new) = Pki::open_or_create(&home.pki(), SystemClock.now()).map_err(|e| {
+        let help = "is another file in the way, or the disk full? Damaged keys come from a backup";
+        CtlError::failed(format!("making the home {}", dir.display()), e, help)
+    })?;
     let (operator_certificate, operator_key) = pki.operator_paths();
     let made = Made {
         home: dir.to_owned(),
@@ -90,11 +173,11 @@ pub(super) fn init(global: &Global, _: &Init) -> Result<ExitCode, CtlError> {
     if global.json {
         output::json(&made)?;
     } else {
-        println!("{} {}", if new { "made home" } else { "home was there:" }, made.home.display());
-        println!("installation   {}", made.installation);
-        println!("CA SHA-256     {}", made.ca_sha256);
-        println!("operator       {}", made.operator_certificate.display());
-        println!("next           drums-coordinator --home {}", made.home.display());
+        say!("{} {}", if new { "made home" } else { "home was there:" }, made.home.display())?;
+        say!("installation   {}", made.installation)?;
+        say!("CA SHA-256     {}", made.ca_sha256)?;
+        say!("operator       {}", made.operator_certificate.display())?;
+        say!("next           drums-coordinator --home {}", made.home.display())?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -180,7 +263,7 @@ pub(super) async fn doctor(global: &Global, _: Doctor) -> Result<ExitCode, CtlEr
                 vec![if c.ok { "ok" } else { "FAULT" }.to_owned(), c.name.to_owned(), c.detail.clone(), c.help.clone()]
             })
             .collect();
-        output::table(&["", "what", "found", "what to do"], &rows);
+        output::table(&["", "what", "found", "what to do"], &rows)?;
     }
     Ok(ExitCode::from(if unreachable { super::error::UNREACHABLE } else { u8::from(bad > 0) }))
 }
@@ -189,36 +272,39 @@ pub(super) async fn doctor(global: &Global, _: Doctor) -> Result<ExitCode, CtlEr
 const MIN_FREE: u64 = 512 << 20;
 
 fn disk(dir: &Path) -> Result<String, String> {
-    let s = nix::sys::statvfs::statvfs(dir).map_err(|e| e.to_string())?;
-    let free = s.blocks_available() * s.fragment_size();
+    let free = disk::free(dir).map_err(|e| e.to_string())?;
     let text = format!("{} MiB free", free >> 20);
     if free < MIN_FREE { Err(format!("{text}, {} MiB are needed", MIN_FREE >> 20)) } else { Ok(text) }
 }
 
 pub(super) fn backup(global: &Global, c: &Backup) -> Result<ExitCode, CtlError> {
     let home = Home::new(&global.home);
-    if !home.store().exists() {
-        let message = format!("{} is not a home: it has no store", home.dir().display());
-        return Err(CtlError::bad(message, "give the coordinator's --home"));
+    match fs::metadata(home.store()) {
+        Ok(_) => {}
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let message = format!("{} is not a home: it has no store", home.dir().display());
+            return Err(CtlError::bad(message, "give the coordinator's --home"));
+        }
+        Err(e) => return Err(CtlError::file("read", home.store())(e)),
+    }
+    place::free(&c.file)?;
+    // `free` has seen that the folder is there.
+    let near = c.file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let real = |path: &Path| path.canonicalize().map_err(CtlError::file("read", path));
+    if real(near)?.starts_with(real(home.dir())?) {
+        let message = format!("{} is inside the home", c.file.display());
+        return Err(CtlError::bad(message, "a backup that is lost with its home is none: give a path outside of it"));
     }
     let attempt = || format!("backing up {}", home.dir().display());
     let help = "is there space left where the backup goes?";
-    let out =
-        fs::File::options().create_new(true).write(true).mode(0o600).open(&c.file).map_err(|e| match e.kind() {
-            std::io::ErrorKind::AlreadyExists => CtlError::bad(
-                format!("{} exists already", c.file.display()),
-                "a backup never overwrites: give a new name",
-            ),
-            _ => CtlError::file("create", &c.file)(e),
-        })?;
-    let result = (|| {
+    place::file(&c.file, 0o600, |out| {
+        let fail = |e: io::Error| CtlError::failed(attempt(), e, help);
         // The store is copied as of one moment, also while its coordinator writes.
-        let near = c.file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let scratch = tempfile::tempdir_in(near).map_err(CtlError::file("make a scratch folder in", near))?;
         let copy = scratch.path().join("store.sqlite");
         let mut store = SqliteStore::open(&home.store()).map_err(|e| CtlError::failed(attempt(), e, help))?;
+        whole(&home, &store.workloads().map_err(|e| CtlError::failed(attempt(), e, help))?)?;
         store.backup(&copy).map_err(|e| CtlError::failed(attempt(), e, help))?;
-        let fail = |e: std::io::Error| CtlError::failed(attempt(), e, help);
         let encoder = zstd::Encoder::new(out, 3).map_err(fail)?;
         let mut tar = tar::Builder::new(encoder);
         tar.append_path_with_name(&copy, "store.sqlite").map_err(fail)?;
@@ -235,18 +321,35 @@ pub(super) fn backup(global: &Global, c: &Backup) -> Result<ExitCode, CtlError> 
                 tar.append_path_with_name(entry.path(), Path::new("artifacts").join(name)).map_err(fail)?;
             }
         }
-        let encoder = tar.into_inner().map_err(fail)?;
-        let mut file = encoder.finish().map_err(fail)?;
-        file.flush().map_err(fail)?;
-        file.sync_all().map_err(fail)?;
-        Ok(())
-    })();
-    if let Err(e) = result {
-        // Half a backup is worse than none.
-        let _ = fs::remove_file(&c.file);
-        return Err(e);
+        tar.into_inner().map_err(fail)?.finish().map_err(fail)?.flush().map_err(fail)
+    })?;
+    if global.json {
+        output::json(&serde_json::json!({ "backup": c.file }))?;
+    } else {
+        say!("backup {}", c.file.display())?;
+        say!("restore with: mkdir -m 700 DIR && tar --zstd -xpf {} -C DIR", c.file.display())?;
     }
-    println!("backup {}", c.file.display());
-    println!("restore with: mkdir -m 700 DIR && tar --zstd -xpf {} -C DIR", c.file.display());
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses a home whose store names workloads that it cannot hand out: its backup could not, either.
+fn whole(home: &Home, workloads: &[WorkloadRow]) -> Result<(), CtlError> {
+    for w in workloads {
+        let lacks = |what: &str, sha: Sha256| {
+            let message = format!("the home lacks {what} of workload {}: artifacts/{sha}", w.name);
+            CtlError::bad(message, "store the workload again with drumsctl workload add, then repeat the backup")
+        };
+        let artifact = |sha: Sha256| home.artifacts().join(sha.to_string());
+        let manifest = fs::read(artifact(w.sha256))
+            .ok()
+            .filter(|bytes| Sha256::of(bytes) == w.sha256)
+            .and_then(|bytes| serde_json::from_slice::<WorkloadManifest>(&bytes).ok())
+            .ok_or_else(|| lacks("the manifest", w.sha256))?;
+        for (path, file) in manifest.files.iter().filter(|(_, f)| f.kind == "file") {
+            if !fs::metadata(artifact(file.sha256)).is_ok_and(|m| m.is_file() && m.len() == file.bytes) {
+                return Err(lacks(path, file.sha256));
+            }
+        }
+    }
+    Ok(())
 }

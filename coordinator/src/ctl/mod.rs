@@ -10,6 +10,7 @@ mod experiments;
 mod fleet;
 mod home;
 mod output;
+mod place;
 mod results;
 mod runs;
 mod watch;
@@ -18,13 +19,15 @@ mod workloads;
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use drums_common::{note, say};
 
 pub use client::{ApiAddress, Client, Target};
 pub use error::CtlError;
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, or verdict pass; 1 failed; 2 bad input, nothing was recorded; 3 the coordinator cannot be reached;
-verdicts: 10 fail, 11 undecided, 12 invalid, 13 incomplete, 14 lost, 15 cancelled; 130 detached by Ctrl-C.
+verdicts: 10 fail, 11 undecided, 12 invalid, 13 incomplete, 14 lost, 15 cancelled; 130 detached by Ctrl-C;
+141 nobody read the answer.
 Times are UTC. NO_COLOR is honoured.";
 
 #[derive(Debug, Parser)]
@@ -137,12 +140,13 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => {
             // clap prints usage errors with what was expected; help goes to standard output.
-            let _ = e.print();
-            return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
+            let said = e.print().map_err(say::Unsaid::from);
+            return match said {
+                Err(unsaid) if !e.use_stderr() => unsaid.exit("drumsctl"),
+                _ => ExitCode::from(if e.use_stderr() { error::BAD_INPUT } else { 0 }),
+            };
         }
     };
-    // A broken pipe (`drumsctl results | head`) is no error worth a panic.
-    output::ignore_broken_pipe();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(source) => return CtlError::Runtime(source).report(),
@@ -156,12 +160,12 @@ pub fn main() -> ExitCode {
 async fn run(cli: Cli) -> Result<ExitCode, CtlError> {
     let global = cli.global;
     if cli.version {
-        println!("drumsctl {} (build {})", env!("CARGO_PKG_VERSION"), output::build_digest());
+        say!("drumsctl {} (build {})", env!("CARGO_PKG_VERSION"), output::build_digest())?;
         return Ok(ExitCode::SUCCESS);
     }
     let Some(command) = cli.command else {
         let help = Cli::command().render_help();
-        eprint!("{help}");
+        note!("{help}");
         return Ok(ExitCode::from(2));
     };
     match command {
@@ -183,7 +187,9 @@ async fn run(cli: Cli) -> Result<ExitCode, CtlError> {
         Command::Backup(c) => home::backup(&global, &c),
         Command::Audit(c) => fleet::audit(&global, c).await,
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "drumsctl", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "drumsctl", &mut script);
+            say::text(&String::from_utf8_lossy(&script))?;
             Ok(ExitCode::SUCCESS)
         }
     }

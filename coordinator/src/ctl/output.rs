@@ -3,6 +3,7 @@
 use std::{io::IsTerminal as _, path::Path};
 
 use comfy_table::{ContentArrangement, Table, presets};
+use drums_common::say;
 use serde::Serialize;
 
 use super::CtlError;
@@ -12,33 +13,25 @@ pub(super) fn colour() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
-/// Rust ignores SIGPIPE and then panics in `println!`; an operator's tool ends silently like every other.
-pub(super) fn ignore_broken_pipe() {
-    // SAFETY: the default action for SIGPIPE is set before any thread or handler of ours exists.
-    let _ =
-        unsafe { nix::sys::signal::signal(nix::sys::signal::Signal::SIGPIPE, nix::sys::signal::SigHandler::SigDfl) };
-}
-
 pub(super) fn json<T: Serialize>(value: &T) -> Result<(), CtlError> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|e| CtlError::failed("writing JSON", e, "this is a fault of drumsctl"))?;
-    println!("{text}");
-    Ok(())
+    Ok(say::text(&(text + "\n"))?)
 }
 
-pub(super) fn table<R: AsRef<[String]>>(header: &[&str], rows: &[R]) {
+pub(super) fn table<R: AsRef<[String]>>(header: &[&str], rows: &[R]) -> Result<(), CtlError> {
     let mut table = Table::new();
     table
         .load_preset(presets::NOTHING)
         .set_content_arrangement(ContentArrangement::Disabled)
         .set_header(header.to_vec());
     for row in rows {
-        table.add_row(row.as_ref().to_vec());
+        table.add_row(row.as_ref().iter().map(|cell| say::one_line(cell)));
     }
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }
-    println!("{}", table.trim_fmt());
+    Ok(say::text(&(table.trim_fmt() + "\n"))?)
 }
 
 /// `1 h 02 min`, `3 min 20 s`, `4.2 s`, `12 ms`.

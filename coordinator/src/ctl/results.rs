@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{Read as _, Write as _},
+    io::{self, Read, Write as _},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -23,8 +23,9 @@ use drums_common::{
     ids::{ExperimentId, RunId},
     verdict::Verdict,
 };
+use drums_common::{note, say};
 
-use super::{Client, CtlError, Global, output, runs::for_each_record};
+use super::{Client, CtlError, Global, output, place, runs::for_each_record};
 use crate::api::views::{RegistrationBody, RegistrationView, RunsView};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -150,15 +151,15 @@ pub(super) async fn results(global: &Global, c: Results) -> Result<ExitCode, Ctl
         Format::Json => output::json(&analysis.summary)?,
         Format::Table if global.json => output::json(&analysis.summary)?,
         Format::Csv => csv(&tables::samples(&analysis))?,
-        Format::Table => show(&analysis),
+        Format::Table => show(&analysis)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(a: &Analysis) {
+fn show(a: &Analysis) -> Result<(), CtlError> {
     let s = &a.summary;
     for line in tables::verdict_lines(s) {
-        println!("{line}");
+        say!("{line}")?;
     }
     for t in
         [tables::arms(s), tables::bars(s), tables::ratios(s), tables::controls(s), tables::gates(s), tables::runs(s)]
@@ -166,51 +167,54 @@ fn show(a: &Analysis) {
         if t.rows.is_empty() {
             continue;
         }
-        println!("\n{}", t.title);
-        output::table(&t.header, &t.rows);
+        say!("")?;
+        say!("{}", t.title)?;
+        output::table(&t.header, &t.rows)?;
     }
+    Ok(())
 }
 
 fn csv(table: &tables::Table) -> Result<(), CtlError> {
     let fail = |e: csv::Error| CtlError::failed("writing CSV", e, "");
-    let mut writer = csv::Writer::from_writer(std::io::stdout().lock());
+    let mut writer = csv::Writer::from_writer(Vec::new());
     writer.write_record(&table.header).map_err(fail)?;
     for row in &table.rows {
         writer.write_record(row).map_err(fail)?;
     }
-    writer.flush().map_err(CtlError::file("write", "standard output"))
+    let bytes = writer.into_inner().map_err(|e| CtlError::failed("writing CSV", e, ""))?;
+    // CSV for programs: as it is.
+    Ok(say::text(&String::from_utf8_lossy(&bytes))?)
 }
 
 pub(super) async fn report(global: &Global, c: Report) -> Result<ExitCode, CtlError> {
     let evidence = fetch(&Client::new(global), c.experiment, c.registration, None).await?;
     let analysis = analysed(&evidence);
     let html = drums_analysis::report::render_html(&evidence.registration, &analysis);
-    fs::write(&c.out, html).map_err(CtlError::file("write", &c.out))?;
-    println!("{}", c.out.display());
+    fs::write(&c.out, html).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => CtlError::bad(
+            format!("cannot write {}: {e}", c.out.display()),
+            "make the folder first, and name a file in it",
+        ),
+        _ => CtlError::file("write", &c.out)(e),
+    })?;
+    say!("{}", c.out.display())?;
     Ok(ExitCode::SUCCESS)
 }
 
 pub(super) async fn export(global: &Global, c: Export) -> Result<ExitCode, CtlError> {
     let archive = is_archive(&c.out);
-    if c.out.exists() {
-        let help = "an export never overwrites: give a new name";
-        return Err(CtlError::bad(format!("{} exists already", c.out.display()), help));
-    }
+    // Before the work; it is decided when the bundle is put in place.
+    place::free(&c.out)?;
     let evidence = fetch(&Client::new(global), c.experiment, c.registration, c.run).await?;
     let files = bundle::files(&evidence.registration, &evidence.runs, evidence.runs_made, &evidence.records)
         .map_err(|e| CtlError::failed("making the bundle", e, "this is a fault of drumsctl"))?;
-    let written = if archive { write_archive(&c.out, &files) } else { write_folder(&c.out, &files) };
-    if let Err(e) = written {
-        let _ = if archive { fs::remove_file(&c.out) } else { fs::remove_dir_all(&c.out) };
-        return Err(e);
+    if archive {
+        place::file(&c.out, 0o666, |out| write_archive(&c.out, out, &files))?;
+    } else {
+        place::folder(&c.out, |dir| write_folder(dir, &files))?;
     }
-    println!("{}", c.out.display());
-    eprintln!(
-        "{} files; drumsctl verify {} --registration {}",
-        files.len(),
-        c.out.display(),
-        evidence.registration.sha256
-    );
+    say!("{}", c.out.display())?;
+    note!("{} files; drumsctl verify {} --registration {}", files.len(), c.out.display(), evidence.registration.sha256);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -228,9 +232,8 @@ fn write_folder(dir: &Path, files: &[bundle::BundleFile]) -> Result<(), CtlError
     Ok(())
 }
 
-fn write_archive(path: &Path, files: &[bundle::BundleFile]) -> Result<(), CtlError> {
+fn write_archive(path: &Path, out: &mut fs::File, files: &[bundle::BundleFile]) -> Result<(), CtlError> {
     let fail = |e| CtlError::file("write", path)(e);
-    let out = fs::File::create_new(path).map_err(fail)?;
     let mut tar = tar::Builder::new(zstd::Encoder::new(out, 9).map_err(fail)?);
     for f in files {
         let mut header = tar::Header::new_ustar();
@@ -240,23 +243,21 @@ fn write_archive(path: &Path, files: &[bundle::BundleFile]) -> Result<(), CtlErr
         header.set_mtime(0);
         tar.append_data(&mut header, &f.path, f.bytes.as_slice()).map_err(fail)?;
     }
-    let mut out = tar.into_inner().map_err(fail)?.finish().map_err(fail)?;
-    out.flush().map_err(fail)?;
-    out.sync_all().map_err(fail)
+    tar.into_inner().map_err(fail)?.finish().map_err(fail)?.flush().map_err(fail)
 }
 
-/// A bundle comes from outside: what one may make us read is bounded.
-const MAX_BUNDLE: u64 = 4 << 30;
+/// Names cost memory, too.
 const MAX_FILES: usize = 100_000;
 
 pub(super) fn verify(global: &Global, c: &Verify) -> Result<ExitCode, CtlError> {
     let files: Box<dyn BundleFiles> = if c.bundle.is_dir() {
         Box::new(Folder(c.bundle.clone()))
     } else if c.bundle.is_file() {
-        Box::new(read_archive(&c.bundle)?)
+        Box::new(Archive::read(&c.bundle)?)
     } else {
+        fs::metadata(&c.bundle).map_err(CtlError::file("read", &c.bundle))?;
         return Err(CtlError::bad(
-            format!("there is no bundle {}", c.bundle.display()),
+            format!("{} is neither a folder nor a file", c.bundle.display()),
             "give a folder or a .tar.zst file that drumsctl export made",
         ));
     };
@@ -277,21 +278,21 @@ pub(super) fn verify(global: &Global, c: &Verify) -> Result<ExitCode, CtlError> 
         }))?;
     } else {
         let state = if found.holds() { "holds" } else { "DOES NOT HOLD" };
-        println!("{} {state}: {} files, {} records recomputed", c.bundle.display(), found.files, found.records);
+        say!("{} {state}: {} files, {} records recomputed", c.bundle.display(), found.files, found.records)?;
         for n in &found.notes {
-            println!("note: {n}");
+            say!("note: {n}")?;
         }
         if let Some(a) = &found.analysis {
             for line in tables::verdict_lines(&a.summary) {
-                println!("{line}");
+                say!("{line}")?;
             }
         }
     }
     for p in &found.problems {
-        eprintln!("tampered or damaged: {p}");
+        note!("tampered or damaged: {p}");
     }
     if !found.holds() {
-        eprintln!("help:  get the bundle again from where it was exported, and compare bundle_sha256 in manifest.json");
+        note!("help:  get the bundle again from where it was exported, and compare bundle_sha256 in manifest.json");
         return Ok(ExitCode::from(1));
     }
     Ok(ExitCode::from(verdict.map_or(1, Verdict::exit_code)))
@@ -324,44 +325,122 @@ impl BundleFiles for Folder {
         Ok(out)
     }
 
-    fn read(&self, path: &str) -> Result<Vec<u8>, String> {
+    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, String> {
         let full = self.0.join(path);
         let meta = fs::symlink_metadata(&full).map_err(|e| e.to_string())?;
         if !meta.is_file() {
             return Err("it is not a regular file".to_owned());
         }
-        if meta.len() > MAX_BUNDLE {
-            return Err(format!("it has {} bytes, more than a bundle may", meta.len()));
+        if meta.len() > most {
+            return Err(bundle::too_long(meta.len(), most));
         }
-        fs::read(&full).map_err(|e| e.to_string())
+        let mut bytes = Vec::new();
+        let file = fs::File::open(&full).map_err(|e| e.to_string())?;
+        // It may have grown since.
+        file.take(most + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+        Ok(bytes)
     }
 }
 
-fn read_archive(path: &Path) -> Result<BTreeMap<String, Vec<u8>>, CtlError> {
-    let bad = |why: String| {
-        CtlError::bad(
-            format!("{} is not a bundle: {why}", path.display()),
-            "give a folder or a .tar.zst file that drumsctl export made",
-        )
-    };
-    let file = fs::File::open(path).map_err(CtlError::file("read", path))?;
-    let decoder = zstd::Decoder::new(file).map_err(|e| bad(e.to_string()))?;
-    let mut archive = tar::Archive::new(decoder.take(MAX_BUNDLE));
-    let mut out = BTreeMap::new();
-    for entry in archive.entries().map_err(|e| bad(e.to_string()))? {
-        let mut entry = entry.map_err(|e| bad(e.to_string()))?;
-        if !entry.header().entry_type().is_file() {
-            continue;
+/// An archive's entries by name; `None` is one that is no regular file.
+struct Archive(BTreeMap<String, Option<Vec<u8>>>);
+
+impl Archive {
+    fn read(path: &Path) -> Result<Self, CtlError> {
+        let file = fs::File::open(path).map_err(CtlError::file("read", path))?;
+        Self::unpack(file).map_err(|why| {
+            CtlError::bad(
+                format!("{} is not a bundle: {why}", path.display()),
+                "give a folder or a .tar.zst file that drumsctl export made",
+            )
+        })
+    }
+
+    fn unpack(packed: impl Read) -> Result<Self, String> {
+        let text = |e: io::Error| e.to_string();
+        let mut archive = tar::Archive::new(zstd::Decoder::new(packed).map_err(text)?);
+        let (mut out, mut left) = (BTreeMap::new(), bundle::MAX_BYTES);
+        for entry in archive.entries().map_err(text)? {
+            let entry = entry.map_err(text)?;
+            let name = entry.path().map_err(text)?.to_string_lossy().into_owned();
+            // Asked before anything is unpacked: a small file may unpack to any size.
+            left = left
+                .checked_sub(entry.size())
+                .ok_or_else(|| format!("it unpacks to more than {} bytes", bundle::MAX_BYTES))?;
+            let content = if entry.header().entry_type().is_file() {
+                let (mut bytes, size) = (Vec::new(), entry.size());
+                entry.take(size).read_to_end(&mut bytes).map_err(text)?;
+                Some(bytes)
+            } else {
+                None
+            };
+            if out.insert(name.clone(), content).is_some() {
+                return Err(format!("it has {name} twice"));
+            }
+            if out.len() > MAX_FILES {
+                return Err(format!("it has more than {MAX_FILES} files"));
+            }
         }
-        let name = entry.path().map_err(|e| bad(e.to_string()))?.to_string_lossy().into_owned();
-        let mut bytes = Vec::new();
-        entry.read_to_end(&mut bytes).map_err(|e| bad(e.to_string()))?;
-        if out.insert(name.clone(), bytes).is_some() {
-            return Err(bad(format!("it has {name} twice")));
-        }
-        if out.len() > MAX_FILES {
-            return Err(bad(format!("it has more than {MAX_FILES} files")));
+        Ok(Self(out))
+    }
+}
+
+impl BundleFiles for Archive {
+    fn paths(&self) -> Result<Vec<String>, String> {
+        Ok(self.0.keys().cloned().collect())
+    }
+
+    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, String> {
+        match self.0.get(path) {
+            None => Err("there is no such file".to_owned()),
+            Some(None) => Err("it is not a regular file".to_owned()),
+            Some(Some(bytes)) if bytes.len() as u64 > most => Err(bundle::too_long(bytes.len() as u64, most)),
+            Some(Some(bytes)) => Ok(bytes.clone()),
         }
     }
-    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn archive(fill: impl FnOnce(&mut tar::Builder<zstd::Encoder<'static, Vec<u8>>>)) -> Vec<u8> {
+        let mut tar = tar::Builder::new(zstd::Encoder::new(Vec::new(), 1).unwrap());
+        fill(&mut tar);
+        tar.into_inner().unwrap().finish().unwrap()
+    }
+
+    fn header(size: u64) -> tar::Header {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(size);
+        header
+    }
+
+    #[test]
+    fn what_is_no_file_in_an_archive_is_named() {
+        let packed = archive(|tar| {
+            tar.append_data(&mut header(2), "manifest.json", &b"{}"[..]).unwrap();
+            let mut link = header(0);
+            link.set_entry_type(tar::EntryType::Symlink);
+            tar.append_link(&mut link, "samples/x.jsonl", "/etc/passwd").unwrap();
+        });
+        let found = Archive::unpack(packed.as_slice()).unwrap();
+        assert_eq!(found.paths().unwrap(), ["manifest.json", "samples/x.jsonl"]);
+        assert_eq!(found.read("manifest.json", 2).unwrap(), b"{}");
+        assert!(found.read("samples/x.jsonl", 100).unwrap_err().contains("not a regular file"));
+    }
+
+    #[test]
+    fn a_bomb_is_refused_before_it_is_unpacked() {
+        let size = bundle::MAX_BYTES + 1;
+        let packed = archive(|tar| {
+            // Its header is enough; what follows breaks off.
+            let mut header = header(size);
+            header.set_path("samples/x.jsonl").unwrap();
+            header.set_cksum();
+            std::io::Write::write_all(tar.get_mut(), header.as_bytes()).unwrap();
+        });
+        let why = Archive::unpack(packed.as_slice()).err().unwrap();
+        assert!(why.contains("unpacks to more than"), "{why}");
+    }
 }

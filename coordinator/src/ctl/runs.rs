@@ -8,6 +8,7 @@ use drums_common::{
     evidence::Body,
     ids::{ExperimentId, RunId},
 };
+use drums_common::{note, say};
 
 use super::{Client, CtlError, Global, client::segment, output, watch};
 use crate::api::views::{CreateRun, EventsView, EvidenceView, RunView, RunsView};
@@ -20,7 +21,7 @@ pub struct Run {
     #[arg(long)]
     pub watch: bool,
     /// Make no run: watch the experiment's latest one.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["registration", "deadline"])]
     pub attach: bool,
     /// Which registration; default the latest.
     #[arg(long, value_name = "SHA256")]
@@ -91,10 +92,13 @@ pub(super) async fn run(global: &Global, c: Run) -> Result<ExitCode, CtlError> {
     if global.json {
         output::json(&view)?;
     } else {
-        println!("{}", view.run);
-        eprintln!(
+        say!("{}", view.run)?;
+        note!(
             "run {} of {} of {}; drumsctl run {} --attach watches it",
-            view.number, view.max_runs, view.experiment, view.experiment
+            view.number,
+            view.max_runs,
+            view.experiment,
+            view.experiment
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -108,7 +112,7 @@ pub(super) async fn runs(global: &Global, c: Runs) -> Result<ExitCode, CtlError>
         return Ok(ExitCode::SUCCESS);
     }
     if list.runs.is_empty() {
-        println!("no runs yet; drumsctl run EXP-NNN makes one");
+        say!("no runs yet; drumsctl run EXP-NNN makes one")?;
         return Ok(ExitCode::SUCCESS);
     }
     let rows: Vec<Vec<String>> = list
@@ -153,7 +157,7 @@ pub(super) async fn runs(global: &Global, c: Runs) -> Result<ExitCode, CtlError>
             "ending",
         ],
         &rows,
-    );
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -192,7 +196,7 @@ pub(super) async fn logs(global: &Global, c: Logs) -> Result<ExitCode, CtlError>
         output::json(&rows)?;
     } else {
         for (at, who, kind, text) in lines {
-            println!("{}  {who:<10} {kind:<12} {text}", crate::api::views::utc(drums_common::clock::Micros(at)));
+            say!("{}  {who:<10} {kind:<12} {text}", crate::api::views::utc(drums_common::clock::Micros(at)))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -233,10 +237,10 @@ pub(super) async fn cancel(global: &Global, c: Cancel) -> Result<ExitCode, CtlEr
     if global.json {
         output::json(&RunsView { runs: out })?;
     } else if out.is_empty() {
-        println!("no run is open");
+        say!("no run is open")?;
     } else {
         for r in out {
-            println!("{} is {}: {}", r.run, r.phase, r.ending.unwrap_or_default());
+            say!("{} is {}: {}", r.run, r.phase, r.ending.unwrap_or_default())?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -3,6 +3,7 @@
 use std::{io::IsTerminal as _, process::ExitCode, time::Duration};
 
 use drums_common::verdict::Verdict;
+use drums_common::{note, say};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::{Client, CtlError, Global, output, results};
@@ -28,9 +29,11 @@ pub(super) async fn watch(global: &Global, client: &Client, view: RunView) -> Re
     };
     bar.finish_and_clear();
     let Some(run) = closed.filter(|_| !detached) else {
-        eprintln!(
+        note!(
             "detached: {} goes on; drumsctl run {} --attach picks it up, drumsctl cancel {} stops it",
-            view.run, view.experiment, view.run
+            view.run,
+            view.experiment,
+            view.run
         );
         return Ok(ExitCode::from(DETACHED));
     };
@@ -38,9 +41,9 @@ pub(super) async fn watch(global: &Global, client: &Client, view: RunView) -> Re
     if global.json {
         output::json(&Closed { run: &run, experiment_verdict: closing.experiment })?;
     } else {
-        println!("{} is closed", run.run);
+        say!("{} is closed", run.run)?;
         if let Some(ending) = &run.ending {
-            println!("ending    {ending}");
+            say!("ending    {ending}")?;
         }
         let teardown = match (run.leaked.is_empty(), run.unreported.is_empty()) {
             (true, true) => "clean".to_owned(),
@@ -50,9 +53,9 @@ pub(super) async fn watch(global: &Global, client: &Client, view: RunView) -> Re
                 format!("not reported by {}", hosts.join(", "))
             }
         };
-        println!("teardown  {teardown}");
-        println!("results   drumsctl results {}", run.experiment);
-        println!("verdict   {}", closing.in_words());
+        say!("teardown  {teardown}")?;
+        say!("results   drumsctl results {}", run.experiment)?;
+        say!("verdict   {}", closing.in_words())?;
     }
     Ok(ExitCode::from(closing.exit_code()))
 }
@@ -142,7 +145,7 @@ async fn follow(client: &Client, view: &RunView, bar: &ProgressBar) -> Result<Ru
             let who = e.host.as_ref().map_or_else(|| "run".to_owned(), ToString::to_string);
             let line = format!("{}  {who:<10} {}", output::time(&e.at), e.text);
             if bar.is_hidden() {
-                eprintln!("{line}");
+                note!("{line}");
             } else {
                 bar.println(line);
             }

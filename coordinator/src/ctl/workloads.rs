@@ -4,6 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Args, Subcommand};
 use drums_common::ids::WorkloadName;
+use drums_common::say;
 
 use super::{Client, CtlError, Global, output};
 use crate::api::views::{AddWorkload, WorkloadView};
@@ -36,7 +37,7 @@ pub(super) async fn workload(global: &Global, c: WorkloadCommand) -> Result<Exit
             if global.json {
                 output::json(&list)?;
             } else if list.is_empty() {
-                println!("no workloads yet; cargo xtask image minimal makes one, drumsctl workload add DIR stores it");
+                say!("no workloads yet; cargo xtask image minimal makes one, drumsctl workload add DIR stores it")?;
             } else {
                 let rows: Vec<Vec<String>> = list
                     .into_iter()
@@ -50,7 +51,7 @@ pub(super) async fn workload(global: &Global, c: WorkloadCommand) -> Result<Exit
                         ]
                     })
                     .collect();
-                output::table(&["workload", "sha256", "files", "size", "added (UTC)"], &rows);
+                output::table(&["workload", "sha256", "files", "size", "added (UTC)"], &rows)?;
             }
             Ok(ExitCode::SUCCESS)
         }
@@ -87,7 +88,7 @@ async fn add(global: &Global, client: &Client, c: Add) -> Result<ExitCode, CtlEr
     if global.json {
         output::json(&stored)?;
     } else {
-        println!("{} {}", stored.name, stored.sha256);
+        say!("{} {}", stored.name, stored.sha256)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -27,6 +27,7 @@ use rcgen::{
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject as _};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 pub use self::subject::{NotAnAgent, Subject, subject_of};
 
@@ -107,12 +108,16 @@ impl std::fmt::Debug for Pki {
 const FILES: [&str; 7] = ["ca.pem", "ca.key", "server.pem", "server.key", "operator.pem", "operator.key", "quic.key"];
 
 impl Pki {
+    /// True if `dir` has, or had, a CA's keys.
+    pub fn is_there(dir: &Path) -> bool {
+        FILES.iter().any(|f| dir.join(f).exists())
+    }
+
     /// Opens the CA in `dir`, or makes everything if there is nothing. The second value is true if it was made. It is made
     /// beside `dir` and renamed, so that an attempt that broke off leaves nothing that counts. A folder that has only some
     /// of the files has lost the others: it is left alone and refused.
     pub fn open_or_create(dir: &Path, now: Micros) -> Result<(Self, bool), PkiError> {
-        let present = FILES.iter().filter(|f| dir.join(f).exists()).count();
-        if present > 0 {
+        if Self::is_there(dir) {
             return Ok((Self::open(dir)?, false));
         }
         let begun = dir.with_extension("begun");
@@ -133,6 +138,14 @@ impl Pki {
             CertificateDer::from_pem_slice(ca_pem.as_bytes()).map_err(|e| damaged(&cert_path, e.to_string()))?;
         let key_path = dir.join("ca.key");
         let key = KeyPair::from_pem(&files::read_key(&key_path)?).map_err(|e| damaged(&key_path, e.to_string()))?;
+        fits(&cert_path, &key_path, &ca_der, &key, &ca_der)?;
+        for (cert, key) in [("server.pem", "server.key"), ("operator.pem", "operator.key")] {
+            let (cert, key) = (dir.join(cert), dir.join(key));
+            let der = CertificateDer::from_pem_slice(files::read_text(&cert)?.as_bytes())
+                .map_err(|e| damaged(&cert, e.to_string()))?;
+            let pair = KeyPair::from_pem(&files::read_text(&key)?).map_err(|e| damaged(&key, e.to_string()))?;
+            fits(&cert, &key, &der, &pair, &ca_der)?;
+        }
         let issuer = Issuer::from_ca_cert_der(&ca_der, key).map_err(|e| damaged(&cert_path, e.to_string()))?;
         Ok(Self { dir: dir.to_owned(), ca_pem, ca_der, issuer })
     }
@@ -241,6 +254,20 @@ impl Pki {
     pub fn issue_operator(&self, name: &str, now: Micros) -> Result<(String, String), PkiError> {
         issue_operator(&self.issuer, name, now)
     }
+}
+
+/// A certificate is its key's, and its issuer is the CA, which has a name of its own in each home.
+fn fits(cert: &Path, key: &Path, der: &[u8], pair: &KeyPair, ca_der: &[u8]) -> Result<(), PkiError> {
+    let damaged = |path: &Path, what: String| PkiError::Damaged { path: path.to_owned(), what };
+    let read = |der| X509Certificate::from_der(der).map(|(_, c)| c).map_err(|e| damaged(cert, e.to_string()));
+    let (leaf, ca) = (read(der)?, read(ca_der)?);
+    if *leaf.public_key().subject_public_key.data != *pair.der_bytes() {
+        return Err(damaged(key, format!("it is not the key of {}", cert.display())));
+    }
+    if leaf.issuer() != ca.subject() {
+        return Err(damaged(cert, "it was issued by another home's CA".to_owned()));
+    }
+    Ok(())
 }
 
 /// Keys of the QUIC endpoints.

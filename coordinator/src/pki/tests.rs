@@ -63,6 +63,24 @@ fn an_incomplete_or_loose_folder_is_refused_and_left_alone() {
 }
 
 #[test]
+fn a_key_of_another_certificate_is_named() {
+    let home = tempfile::tempdir().unwrap();
+    let (ours, theirs) = (home.path().join("ours"), home.path().join("theirs"));
+    Pki::open_or_create(&theirs, NOW).unwrap();
+    for mixed in [["ca.key"].as_slice(), &["server.key"], &["operator.key"], &["operator.pem", "operator.key"]] {
+        Pki::open_or_create(&ours, NOW).unwrap();
+        for file in mixed {
+            fs::copy(theirs.join(file), ours.join(file)).unwrap();
+        }
+        match Pki::open(&ours) {
+            Err(PkiError::Damaged { path, .. }) => assert_eq!(path, ours.join(mixed[0])),
+            other => panic!("{mixed:?}: {other:?}"),
+        }
+        fs::remove_dir_all(&ours).unwrap();
+    }
+}
+
+#[test]
 fn agents_get_their_own_name_and_nothing_they_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let (pki, _) = Pki::open_or_create(dir.path(), NOW).unwrap();

@@ -17,8 +17,8 @@ use drums_common::{
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, TransactionBehavior, params};
 
 use super::{
-    AuditRow, CertificateRow, EventRow, EvidenceRow, HelloRow, HostRow, Ownership, Registered, RunRow, Store, StoreError,
-    WorkloadRow, sqlite_runs,
+    AuditRow, CertificateRow, EventRow, EvidenceRow, HelloRow, HostRow, Ownership, Registered, RunRow, Store,
+    StoreError, WorkloadRow, sqlite_runs,
 };
 use crate::{
     core::run::{Note, RunState},
@@ -56,6 +56,14 @@ impl SqliteStore {
         connection.pragma_update(None, "foreign_keys", "ON").map_err(fail)?;
         migrate(&mut connection, path)?;
         Ok(Self { connection })
+    }
+
+    /// What `init` gave it. A store without is a new one, whatever it was before.
+    pub fn installation(&self) -> Result<Option<String>, StoreError> {
+        self.connection
+            .query_row("SELECT value FROM meta WHERE key = 'installation'", [], |r| r.get(0))
+            .optional()
+            .map_err(sql("read its installation"))
     }
 
     pub(super) fn write(&mut self, attempt: &'static str) -> Result<Transaction<'_>, StoreError> {
@@ -429,7 +437,9 @@ impl Store for SqliteStore {
         };
         match there.last() {
             _ if there.contains(&sha) => return Ok(Registered::Before),
-            Some(latest) if !amends => return Ok(Registered::Taken { latest: latest.parse().map_err(|_| corrupt("digest", latest))? }),
+            Some(latest) if !amends => {
+                return Ok(Registered::Taken { latest: latest.parse().map_err(|_| corrupt("digest", latest))? });
+            }
             None if amends => return Ok(Registered::NothingToAmend),
             _ => {}
         }

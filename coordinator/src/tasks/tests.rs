@@ -232,7 +232,8 @@ async fn prepare(life: &Life, agents: &[Agent]) -> Registration {
     let peers: Vec<Peer> = agents.iter().map(|a| a.peer.clone()).collect();
     life.store
         .call(move |s| {
-            let audit = AuditRow { at: Micros(1), actor: "test".into(), action: "register".into(), detail: String::new() };
+            let audit =
+                AuditRow { at: Micros(1), actor: "test".into(), action: "register".into(), detail: String::new() };
             s.add_registration(&stored, "spec", false, &audit)?;
             for p in peers {
                 s.add_host(&p.host, "sandbox", Ownership::Adopted, Micros(1))?;

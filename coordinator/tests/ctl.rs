@@ -1,0 +1,121 @@
+//! `drumsctl` as a program: what it leaves behind and how it ends, without a coordinator.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+fn drumsctl(home: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_drumsctl"));
+    command.arg("--home").arg(home).args(arguments).env_remove("DRUMS_API").stdin(Stdio::null());
+    command
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn init(home: &Path) -> Output {
+    drumsctl(home, &["init"]).output().unwrap()
+}
+
+#[track_caller]
+fn made(home: &Path) {
+    let output = init(home);
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+#[track_caller]
+fn refused(output: &Output, word: &str) {
+    let text = said(output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains(word), "it does not say {word:?}: {text}");
+}
+
+#[test]
+fn a_folder_of_somebody_else_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(dir.path().join("thesis.tex"), "").unwrap();
+    refused(&init(dir.path()), "thesis.tex");
+    assert_eq!(fs::metadata(dir.path()).unwrap().permissions().mode() & 0o777, 0o755);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    // Nor is it proposed.
+    let fleet = drumsctl(dir.path(), &["fleet"]).output().unwrap();
+    assert_eq!(fleet.status.code(), Some(3));
+    assert!(!said(&fleet).contains("init"), "{}", said(&fleet));
+    refused(&init(&dir.path().join("x".repeat(120))), "shorter path");
+}
+
+#[test]
+fn of_inits_at_once_one_makes_the_home() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let running: Vec<_> = (0..6)
+        .map(|_| drumsctl(&home, &["init"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+        .collect();
+    let mut makers = 0;
+    for child in running {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        makers += usize::from(output.stdout.starts_with(b"made home"));
+    }
+    assert_eq!(makers, 1);
+    // Every key fits its certificate, which opening checks.
+    made(&home);
+}
+
+#[test]
+fn keys_and_store_are_lost_together_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    made(&home);
+    made(&home);
+    let aside = dir.path().join("store");
+    fs::rename(home.join("store.sqlite"), &aside).unwrap();
+    refused(&init(&home), "lost its store");
+    fs::write(home.join("store.sqlite"), "").unwrap();
+    refused(&init(&home), "lost its store");
+    fs::rename(&aside, home.join("store.sqlite")).unwrap();
+    // An attempt that broke off before its keys were in place goes on.
+    fs::remove_dir_all(home.join("pki")).unwrap();
+    made(&home);
+}
+
+#[test]
+fn a_backup_is_whole_outside_of_the_home_or_absent() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    made(&home);
+    let to = |file: &Path| drumsctl(&home, &["backup"]).arg(file).output().unwrap();
+    refused(&to(&home.join("backup.tar.zst")), "inside the home");
+    refused(&to(&dir.path().join("no/backup.tar.zst")), "make the folder first");
+    let file = dir.path().join("backup.tar.zst");
+    assert!(to(&file).status.success());
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    refused(&to(&file), "exists already");
+    let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+}
+
+#[test]
+fn a_full_disk_is_an_error_and_a_reader_that_left_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    for program in [env!("CARGO_BIN_EXE_drumsctl"), env!("CARGO_BIN_EXE_drums-coordinator")] {
+        for arguments in [&["--help"][..], &["--version"]] {
+            let full = File::options().write(true).open("/dev/full").unwrap();
+            let output = Command::new(program).args(arguments).stdout(full).output().unwrap();
+            let text = said(&output);
+            assert_eq!((output.status.code(), text.lines().count()), (Some(1), 1), "{program} {arguments:?}: {text}");
+            assert!(text.contains("standard output"), "{text}");
+        }
+    }
+    for arguments in [&["init"][..], &["completions", "bash"], &["--version"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = drumsctl(&dir.path().join("home"), arguments).stdout(writer).output().unwrap();
+        assert_eq!((output.status.code(), said(&output).as_str()), (Some(141), ""), "{arguments:?}");
+    }
+}
