@@ -2,6 +2,7 @@
 
 use std::{
     io::Read as _,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -136,6 +137,9 @@ pub fn read_token(path: &Path) -> Result<Token, TokenFileError> {
         std::fs::File::open(path).and_then(|f| f.take(MAX_TOKEN_FILE).read_to_end(&mut bytes))
     };
     read.map_err(|source| TokenFileError::Read { from: from.clone(), source })?;
+    if !stdin && std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o077 != 0) {
+        tracing::warn!(file = %from, "others can read the token, and enrol with it; chmod 600 it");
+    }
     let text = String::from_utf8(bytes).map_err(|_| TokenFileError::NotText { from: from.clone() })?;
     Token::parse(&text).map_err(|source| TokenFileError::Token { from, source })
 }

@@ -58,6 +58,7 @@ enum Command {
     #[command(after_help = "Example: drums-agent audit --state /var/lib/drums-agent")]
     Audit(AuditArgs),
     /// Make, reset and destroy sessions of one arm by hand, and see where the time goes
+    #[command(after_help = "Example: drums-agent try drums-cold --workload target/images/minimal -n 5")]
     Try(trial::TryArgs),
     /// Print the completion script of a shell
     #[command(after_help = "Example: drums-agent completions bash > /etc/bash_completion.d/drums-agent")]

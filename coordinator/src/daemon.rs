@@ -87,8 +87,12 @@ pub fn run(home: &Home, config: &Config) -> Result<(), DaemonError> {
 
 /// The home's one daemon. Released by the kernel when the process ends, however it ends.
 fn lock(home: &Home) -> Result<File, DaemonError> {
-    if !home.pki().is_dir() {
-        return Err(DaemonError::NoHome { home: home.dir().to_owned() });
+    match std::fs::metadata(home.pki()) {
+        Ok(m) if m.is_dir() => {}
+        Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
+            return Err(DaemonError::Io { doing: "open", path: home.pki(), source });
+        }
+        _ => return Err(DaemonError::NoHome { home: home.dir().to_owned() }),
     }
     let path = home.lock();
     let file = OpenOptions::new().create(true).append(true).open(&path).map_err(|source| DaemonError::Io {

@@ -7,6 +7,9 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
+use drums_common::{clock::Micros, digest::Sha256};
+use drums_coordinator::store::{SqliteStore, Store as _, WorkloadRow};
+
 fn drumsctl(home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_drumsctl"));
     command.arg("--home").arg(home).args(arguments).env_remove("DRUMS_API").stdin(Stdio::null());
@@ -96,6 +99,13 @@ fn a_backup_is_whole_outside_of_the_home_or_absent() {
     assert!(to(&file).status.success());
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     refused(&to(&file), "exists already");
+    // What the store names must be in it.
+    let mut store = SqliteStore::open(&home.join("store.sqlite")).unwrap();
+    let sha256 = Sha256::of(b"tree");
+    let name = "minimal".parse().unwrap();
+    store.add_workload(&WorkloadRow { sha256, name, bytes: 1, files: 1, added: Micros(1) }).unwrap();
+    drop(store);
+    refused(&to(&dir.path().join("another.tar.zst")), &sha256.to_string());
     let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names.len(), 2, "{names:?}");
 }
@@ -118,4 +128,22 @@ fn a_full_disk_is_an_error_and_a_reader_that_left_is_none() {
         let output = drumsctl(&dir.path().join("home"), arguments).stdout(writer).output().unwrap();
         assert_eq!((output.status.code(), said(&output).as_str()), (Some(141), ""), "{arguments:?}");
     }
+}
+
+#[test]
+fn bad_input_is_told_from_a_failure() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&link, &link).unwrap();
+    let ask = |arguments: &[&str]| drumsctl(&dir.path().join("home"), arguments).output().unwrap();
+    let name = |path: &Path| path.to_str().unwrap().to_owned();
+    refused(&ask(&["register", &name(&link)]), &name(&link));
+    refused(&ask(&["register", &name(&file.join("x.toml"))]), "x.toml");
+    refused(&ask(&["verify", &name(&dir.path().join("absent"))]), "absent");
+    refused(&init(&file.join("sub")), "sub");
+    refused(&ask(&["export", "EXP-001", "-o", &name(&dir.path().join("no/bundle"))]), "make the folder first");
+    refused(&ask(&["run", "EXP-001", "--attach", "--deadline", "2099-01-01T00:00:00Z"]), "cannot be used with");
+    refused(&ask(&["results", "EXP-001", "--format", "csv", "--json"]), "contradict");
 }

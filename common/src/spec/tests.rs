@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     clock::Micros,
     digest::Sha256,
-    experiment::{BarRule, Control, Registration},
+    experiment::{BarRule, Control, Experiment, Registration},
 };
 
 const GOOD: &str = include_str!("good/two-arms.toml");

@@ -406,3 +406,73 @@ fn notes(e: &Experiment, machines: usize) -> Vec<String> {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use drums_common::{clock::Micros, lease::LeaseTimes};
+
+    use super::*;
+    use crate::{
+        api::Enrolment,
+        artifacts::Artifacts,
+        clock::SystemClock,
+        config::Home,
+        store::{Ownership, SqliteStore, Store as _, StoreHandle},
+        tasks::Control,
+    };
+
+    const SPEC: &str = include_str!("../../../common/src/spec/good/two-arms.toml");
+
+    type Answer = Result<RegistrationView, ApiError>;
+
+    async fn ask(c: &Arc<Context>, source: String, amend: bool) -> Answer {
+        let body = SpecBody { file: "x".to_owned(), source, amend };
+        register(State(c.clone()), Extension(Operator("ada".to_owned())), Body(body)).await.map(|(_, Json(view))| view)
+    }
+
+    fn code(answer: Answer) -> String {
+        answer.unwrap_err().body.error.code
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn of_registrations_at_once_one_gets_the_id() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::new(dir.path());
+        let mut store = SqliteStore::open(&home.store()).unwrap();
+        let name = "minimal".parse().unwrap();
+        let row = WorkloadRow { sha256: Sha256::of(b"tree"), name, bytes: 1, files: 1, added: Micros(1) };
+        store.add_workload(&row).unwrap();
+        for host in ["h1", "h2"] {
+            store.add_host(&host.parse().unwrap(), "sandbox", Ownership::Adopted, Micros(1)).unwrap();
+        }
+        let (down, is_down) = tokio::sync::watch::channel(false);
+        let store = StoreHandle::start(Box::new(store)).unwrap();
+        let artifacts = Artifacts::new(home.artifacts());
+        let times = LeaseTimes::default();
+        let (control, driver) =
+            Control::start(store.clone(), artifacts, Arc::new(SystemClock), times, is_down).await.unwrap();
+        let sha = Sha256::of(b"-");
+        let enrolment = Enrolment { ca: sha, addresses: vec![], agents_port: 1, enrol_port: 2 };
+        let c = Arc::new(Context { control, enrolment, home: String::new(), build: sha });
+
+        let seeded = |n: u32| SPEC.replace("seed = 1", &format!("seed = {n}"));
+        let all = futures_util::future::join_all((1..9).map(|n| ask(&c, seeded(n), false))).await;
+        let winner = all.iter().position(|a| a.is_ok()).unwrap();
+        for (i, answer) in all.into_iter().enumerate().filter(|(i, _)| *i != winner) {
+            assert_eq!(code(answer), "bad-spec", "{i}");
+        }
+        let first = seeded(winner as u32 + 1);
+
+        let later = ask(&c, seeded(20), true).await.unwrap();
+        assert!(later.new && later.latest == later.sha256);
+        // What was amended is there, and a run does not take it by itself.
+        let again = ask(&c, first, true).await.unwrap();
+        assert!(!again.new && again.latest == later.sha256 && again.sha256 != later.sha256);
+        assert_eq!(code(ask(&c, SPEC.replace("EXP-100", "EXP-101"), true).await), "nothing-to-amend");
+        let audits = store.call(|s| s.audits(100)).await.unwrap();
+        assert_eq!(audits.iter().filter(|a| a.action == "register").count(), 2);
+
+        down.send_replace(true);
+        driver.await.unwrap();
+    }
+}

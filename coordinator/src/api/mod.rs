@@ -17,11 +17,11 @@ mod runs;
 mod serve;
 pub mod views;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
-    extract::{DefaultBodyLimit, Request},
+    extract::{DefaultBodyLimit, FromRequest as _, Request},
     http::StatusCode,
     middleware::Next,
     response::{IntoResponse, Response},
@@ -44,7 +44,7 @@ const MAX_JSON: usize = 1 << 20;
 const MAX_MANIFEST: usize = 17 << 20;
 
 /// The largest of these bodies comes within it also over a slow line; one that trickles holds its connection no longer.
-const SLOW_BODY: std::time::Duration = std::time::Duration::from_secs(60);
+const SLOW_BODY: Duration = Duration::from_secs(60);
 
 /// What routes share.
 pub struct Context {
@@ -136,11 +136,17 @@ struct Body<T>(T);
 impl<T: serde::de::DeserializeOwned, S: Send + Sync> axum::extract::FromRequest<S> for Body<T> {
     type Rejection = ApiError;
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        Self::within(SLOW_BODY, request, state).await
+    }
+}
+
+impl<T: serde::de::DeserializeOwned> Body<T> {
+    async fn within<S: Send + Sync>(patience: Duration, request: Request, state: &S) -> Result<Self, ApiError> {
         let slow = |_| {
-            let message = format!("the request was not complete within {} s", SLOW_BODY.as_secs());
+            let message = format!("the request was not complete within {} s", patience.as_secs());
             ApiError::new(StatusCode::REQUEST_TIMEOUT, Failure::refused("slow-request", message, "try again"))
         };
-        match tokio::time::timeout(SLOW_BODY, Json::<T>::from_request(request, state)).await.map_err(slow)? {
+        match tokio::time::timeout(patience, Json::<T>::from_request(request, state)).await.map_err(slow)? {
             Ok(Json(value)) => Ok(Self(value)),
             Err(e) => Err(ApiError::new(
                 e.status(),
@@ -198,4 +204,20 @@ async fn log(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     tracing::debug!(method = %method, path, status = response.status().as_u16(), "api");
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_body_that_never_ends_is_given_up() {
+        let pending = futures_util::stream::pending::<Result<bytes::Bytes, std::io::Error>>();
+        let request = axum::http::Request::builder()
+            .header("content-type", "application/json")
+            .body(axum::body::Body::from_stream(pending))
+            .unwrap();
+        let read = Body::<serde_json::Value>::within(Duration::from_millis(10), request, &()).await;
+        assert_eq!(read.err().map(|e| e.status), Some(StatusCode::REQUEST_TIMEOUT));
+    }
 }

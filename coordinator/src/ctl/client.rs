@@ -100,13 +100,14 @@ impl Target {
 
 pub struct Client {
     target: Target,
+    patience: Duration,
 }
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Client {
     pub fn new(global: &Global) -> Self {
-        Self { target: Target::of(global) }
+        Self { target: Target::of(global), patience: ANSWER }
     }
 
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, CtlError> {
@@ -176,7 +177,7 @@ impl Client {
         let driver = tokio::spawn(async move {
             let _ = connection.await;
         });
-        let patience = ANSWER + Duration::from_secs(body.len() as u64 / SLOWEST);
+        let patience = self.patience + Duration::from_secs(body.len() as u64 / SLOWEST);
         let request = Request::builder()
             .method(method)
             .uri(format!("/api/v1{path}"))
@@ -272,6 +273,22 @@ pub(super) fn segment(value: impl std::fmt::Display) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_coordinator_that_hangs_or_hangs_up_is_unreachable() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path().to_owned();
+        let listener = tokio::net::UnixListener::bind(Home::new(&home).socket()).unwrap();
+        let global = Global { home, api: None, cert: None, key: None, ca: None, json: false };
+        let mut client = Client::new(&global);
+        let hang_up = async { drop(listener.accept().await.unwrap()) };
+        let (answer, ()) = tokio::join!(client.get::<serde_json::Value>("/status"), hang_up);
+        assert_eq!(answer.unwrap_err().exit_code(), 3);
+        client.patience = Duration::from_millis(10);
+        let e = client.get::<serde_json::Value>("/status").await.unwrap_err();
+        assert_eq!(e.exit_code(), 3);
+        assert!(drums_common::telemetry::chain(&e).contains("no answer"), "{e}");
+    }
 
     #[test]
     fn addresses_have_a_port_or_the_usual_one() {

@@ -24,7 +24,9 @@ use drums_common::{note, say};
 pub use client::{ApiAddress, Client, Target};
 pub use error::CtlError;
 
-const EXIT_CODES: &str = "\
+const AFTER_HELP: &str = "\
+Example: drumsctl --home /var/lib/drums init && drums-coordinator --home /var/lib/drums
+
 Exit codes: 0 done, or verdict pass; 1 failed; 2 bad input, nothing was recorded; 3 the coordinator cannot be reached;
 verdicts: 10 fail, 11 undecided, 12 invalid, 13 incomplete, 14 lost, 15 cancelled; 130 detached by Ctrl-C;
 141 nobody read the answer.
@@ -34,7 +36,7 @@ Times are UTC. NO_COLOR is honoured.";
 #[command(
     name = "drumsctl",
     about = "Compare sandboxes for computer-use agents: register, run, watch, report, verify",
-    after_help = EXIT_CODES,
+    after_help = AFTER_HELP,
     disable_version_flag = true,
     max_term_width = 120
 )]
@@ -76,10 +78,10 @@ pub enum Command {
     #[command(after_help = "Example: drumsctl --home /var/lib/drums init")]
     Init(home::Init),
     /// Hosts: add, list, release.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example: drumsctl host add h1 --address 10.0.0.5 > h1.token")]
     Host(fleet::HostCommand),
     /// Workloads: add, list.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example: drumsctl workload add target/images/minimal")]
     Workload(workloads::WorkloadCommand),
     /// Store a spec's canonical form and its SHA-256 before anything runs.
     #[command(after_help = "Example: drumsctl register docs/experiments/EXP-028.toml")]
@@ -160,7 +162,8 @@ pub fn main() -> ExitCode {
 async fn run(cli: Cli) -> Result<ExitCode, CtlError> {
     let global = cli.global;
     if cli.version {
-        say!("drumsctl {} (build {})", env!("CARGO_PKG_VERSION"), output::build_digest())?;
+        let build = crate::daemon::build_digest().map_or_else(|_| "unknown".to_owned(), |d| format!("sha256:{d}"));
+        say!("drumsctl {} (build {build})", env!("CARGO_PKG_VERSION"))?;
         return Ok(ExitCode::SUCCESS);
     }
     let Some(command) = cli.command else {
@@ -203,12 +206,11 @@ mod tests {
     fn the_command_line_is_sound_and_every_command_has_an_example() {
         let command = Cli::command();
         command.clone().debug_assert();
-        for sub in command.get_subcommands() {
-            let leaves: Vec<_> = if sub.has_subcommands() { sub.get_subcommands().collect() } else { vec![sub] };
-            for leaf in leaves.into_iter().filter(|l| l.get_name() != "help") {
-                let help = leaf.get_after_help().map(ToString::to_string).unwrap_or_default();
-                assert!(help.contains("Example"), "{} has no example", leaf.get_name());
-            }
+        let mut open = vec![&command];
+        while let Some(c) = open.pop() {
+            let help = c.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Example"), "{} has no example", c.get_name());
+            open.extend(c.get_subcommands().filter(|c| c.get_name() != "help"));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How things are printed: tables, JSON, times, sizes. No policy.
 
-use std::{io::IsTerminal as _, path::Path};
+use std::io::IsTerminal as _;
 
 use comfy_table::{ContentArrangement, Table, presets};
 use drums_common::say;
@@ -54,23 +54,6 @@ pub(super) fn time(rfc3339: &str) -> String {
         Some((day, rest)) => format!("{day} {}Z", rest.get(..8).unwrap_or(rest.trim_end_matches('Z'))),
         None => rfc3339.to_owned(),
     }
-}
-
-/// SHA-256 of this program's file, shortened.
-pub(super) fn build_digest() -> String {
-    digest_of_self().map_or_else(|_| "unknown".to_owned(), |d| d.short())
-}
-
-pub(super) fn digest_of_self() -> std::io::Result<drums_common::digest::Sha256> {
-    digest_of_file(&std::env::current_exe()?)
-}
-
-pub(super) fn digest_of_file(path: &Path) -> std::io::Result<drums_common::digest::Sha256> {
-    use sha2::Digest as _;
-    let mut file = std::fs::File::open(path)?;
-    let mut hasher = sha2::Sha256::new();
-    std::io::copy(&mut file, &mut hasher)?;
-    Ok(drums_common::digest::Sha256(hasher.finalize().into()))
 }
 
 pub(super) fn short(sha: drums_common::digest::Sha256) -> String {

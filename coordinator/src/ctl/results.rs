@@ -145,6 +145,9 @@ pub(super) async fn verdict(
 }
 
 pub(super) async fn results(global: &Global, c: Results) -> Result<ExitCode, CtlError> {
+    if global.json && c.format == Format::Csv {
+        return Err(CtlError::bad("--json and --format csv contradict each other", "give one of them"));
+    }
     let evidence = fetch(&Client::new(global), c.experiment, c.registration, None).await?;
     let analysis = analysed(&evidence);
     match c.format {
@@ -197,7 +200,11 @@ pub(super) async fn report(global: &Global, c: Report) -> Result<ExitCode, CtlEr
         ),
         _ => CtlError::file("write", &c.out)(e),
     })?;
-    say!("{}", c.out.display())?;
+    if global.json {
+        output::json(&serde_json::json!({ "report": c.out }))?;
+    } else {
+        say!("{}", c.out.display())?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -212,6 +219,11 @@ pub(super) async fn export(global: &Global, c: Export) -> Result<ExitCode, CtlEr
         place::file(&c.out, 0o666, |out| write_archive(&c.out, out, &files))?;
     } else {
         place::folder(&c.out, |dir| write_folder(dir, &files))?;
+    }
+    if global.json {
+        let registration = evidence.registration.sha256;
+        output::json(&serde_json::json!({ "bundle": c.out, "files": files.len(), "registration": registration }))?;
+        return Ok(ExitCode::SUCCESS);
     }
     say!("{}", c.out.display())?;
     note!("{} files; drumsctl verify {} --registration {}", files.len(), c.out.display(), evidence.registration.sha256);

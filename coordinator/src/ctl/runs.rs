@@ -11,7 +11,7 @@ use drums_common::{
 use drums_common::{note, say};
 
 use super::{Client, CtlError, Global, client::segment, output, watch};
-use crate::api::views::{CreateRun, EventsView, EvidenceView, RunView, RunsView};
+use crate::api::views::{CreateRun, EventsView, EvidenceView, RegistrationView, RunView, RunsView};
 
 #[derive(Debug, Args)]
 pub struct Run {
@@ -106,7 +106,14 @@ pub(super) async fn run(global: &Global, c: Run) -> Result<ExitCode, CtlError> {
 
 pub(super) async fn runs(global: &Global, c: Runs) -> Result<ExitCode, CtlError> {
     let path = c.experiment.map_or_else(|| "/runs".to_owned(), |e| format!("/runs?experiment={e}"));
-    let list: RunsView = Client::new(global).get(&path).await?;
+    let client = Client::new(global);
+    let list: RunsView = client.get(&path).await?;
+    if let Some(e) = c.experiment
+        && list.runs.is_empty()
+        && client.get::<Vec<RegistrationView>>(&format!("/registrations?experiment={e}")).await?.is_empty()
+    {
+        return Err(CtlError::bad(format!("{e} is not registered here"), "drumsctl register SPEC registers it"));
+    }
     if global.json {
         output::json(&list)?;
         return Ok(ExitCode::SUCCESS);
