@@ -215,6 +215,12 @@ pub(super) async fn doctor(global: &Global, _: Doctor) -> Result<ExitCode, CtlEr
             .map(|c| format!("agents {}, enrolment {}, api {}", c.agents, c.enrol, c.api))
             .map_err(|e| chain(&e));
         check("configuration", config, "correct coordinator.toml in the home");
+        let store = match fs::metadata(home.store()) {
+            Ok(m) if m.len() > 0 => Ok(output::bytes(m.len())),
+            Ok(_) => Err("it is empty".to_owned()),
+            Err(e) => Err(e.to_string()),
+        };
+        check("store", store, "drumsctl init makes it with the home; a lost one comes from a backup");
         check("disk", disk(home.dir()), "free some space: evidence is durable before it is acknowledged");
     }
     let client = Client::new(global);

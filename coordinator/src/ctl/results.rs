@@ -301,7 +301,8 @@ pub(super) fn verify(global: &Global, c: &Verify) -> Result<ExitCode, CtlError> 
         }
     }
     for p in &found.problems {
-        note!("tampered or damaged: {p}");
+        // On one line: a path from a bundle must not look like another message.
+        note!("tampered or damaged: {}", say::one_line(&p.to_string()));
     }
     if !found.holds() {
         note!("help:  get the bundle again from where it was exported, and compare bundle_sha256 in manifest.json");

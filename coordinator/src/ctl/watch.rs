@@ -143,7 +143,7 @@ async fn follow(client: &Client, view: &RunView, bar: &ProgressBar) -> Result<Ru
         for e in &page.events {
             after = e.number;
             let who = e.host.as_ref().map_or_else(|| "run".to_owned(), ToString::to_string);
-            let line = format!("{}  {who:<10} {}", output::time(&e.at), e.text);
+            let line = say::one_line(&format!("{}  {who:<10} {}", output::time(&e.at), e.text));
             if bar.is_hidden() {
                 note!("{line}");
             } else {
@@ -174,7 +174,7 @@ fn message(run: &RunView) -> String {
             format!("{} {what}", h.host).trim_end().to_owned()
         })
         .collect();
-    format!("{} {}  {}", run.run, run.phase, hosts.join("  |  "))
+    say::one_line(&format!("{} {}  {}", run.run, run.phase, hosts.join("  |  ")))
 }
 
 #[cfg(test)]
