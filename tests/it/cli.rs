@@ -66,7 +66,12 @@ fn help_of_every_program_shows_an_example() {
         assert!(output.status.success());
         let version = run(&folder, program, &["--version"], home.path());
         let said = String::from_utf8_lossy(&version.stdout).into_owned();
-        assert!(said.contains("build "), "{program} --version names no build digest: {said}");
+        assert!(said.contains("build sha256:"), "{program} --version names no build digest: {said}");
+        let mut full = Command::new(folder.join(program));
+        full.arg("--help").stdout(fs::File::options().write(true).open("/dev/full").unwrap());
+        let output = full.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{program} on a full disk: {said}");
     }
 }
 

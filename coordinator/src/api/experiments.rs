@@ -74,13 +74,9 @@ pub(super) async fn add_workload(
         files: manifest.files.len() as u64,
         added: c.control.now(),
     };
-    let (stored, new) = {
-        let row = row.clone();
-        (row.clone(), c.control.store.call(move |s| s.add_workload(&row)).await?)
-    };
-    if new {
-        c.control.audit(&by, "workload-add", format!("{} {sha256}", stored.name)).await;
-    }
+    let audit = c.control.audit_row(&by, "workload-add", &format!("{} {sha256}", row.name));
+    let stored = row.clone();
+    let new = c.control.store.call(move |s| s.add_workload(&row, &audit)).await?;
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(workload_view(stored))))
 }
@@ -417,7 +413,7 @@ mod tests {
         artifacts::Artifacts,
         clock::SystemClock,
         config::Home,
-        store::{Ownership, SqliteStore, Store as _, StoreHandle},
+        store::{AuditRow, Ownership, SqliteStore, Store as _, StoreHandle},
         tasks::Control,
     };
 
@@ -441,7 +437,9 @@ mod tests {
         let mut store = SqliteStore::open(&home.store()).unwrap();
         let name = "minimal".parse().unwrap();
         let row = WorkloadRow { sha256: Sha256::of(b"tree"), name, bytes: 1, files: 1, added: Micros(1) };
-        store.add_workload(&row).unwrap();
+        let audit =
+            AuditRow { at: Micros(1), actor: "test".into(), action: "workload-add".into(), detail: String::new() };
+        store.add_workload(&row, &audit).unwrap();
         for host in ["h1", "h2"] {
             store.add_host(&host.parse().unwrap(), "sandbox", Ownership::Adopted, Micros(1)).unwrap();
         }

@@ -127,8 +127,8 @@ pub(super) async fn add(
     let expires = now.plus_ms(body.valid_minutes * 60_000);
     let token = Token { addresses: addresses.clone(), ca: c.enrolment.ca, host: body.name.clone(), secret, expires };
     let (host, kind, sha) = (body.name.clone(), body.kind.clone(), token.secret.sha256());
-    let added = c
-        .control
+    let audit = c.control.audit_row(&by, "host-add", &format!("host {} ({})", body.name, body.kind));
+    c.control
         .store
         .call(move |s| {
             match s.add_host(&host, &kind, Ownership::Adopted, now) {
@@ -136,11 +136,9 @@ pub(super) async fn add(
                 Err(StoreError::HostExists(_)) => {}
                 other => other?,
             }
-            s.add_token(sha, &host, now, expires)
+            s.add_token(sha, &host, now, expires, &audit)
         })
-        .await;
-    added?;
-    c.control.audit(&by, "host-add", format!("host {} ({})", body.name, body.kind)).await;
+        .await?;
     let view = TokenView { token: token.reveal(), host: body.name, addresses, expires: utc(expires) };
     Ok((StatusCode::CREATED, Json(view)))
 }

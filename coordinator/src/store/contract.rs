@@ -94,7 +94,7 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
         s.add_host(&host("h1"), "sandbox", Ownership::Adopted, Micros(2)),
         Err(StoreError::HostExists(_))
     ));
-    s.add_token(Sha256::of(b"secret"), &host("h1"), Micros(0), Micros(100)).unwrap();
+    s.add_token(Sha256::of(b"secret"), &host("h1"), Micros(0), Micros(100), &audit("host-add")).unwrap();
     let unknown = Redemption { secret_sha256: Sha256::of(b"other"), ..redemption(b"k", 1) };
     assert_eq!(s.redeem(&unknown).unwrap(), Err(TokenRefusal::Unknown));
     let foreign = Redemption { host: host("h2"), ..redemption(b"k", 1) };
@@ -141,7 +141,7 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     assert_eq!(s.add_registration(&fresh, "-", true, &audit("refused")).unwrap(), Registered::NothingToAmend);
     assert_eq!(s.registrations(None).unwrap(), vec![registration.clone(), later]);
     let actions: Vec<String> = s.audits(10).unwrap().into_iter().map(|a| a.action).collect();
-    assert_eq!(actions, ["register", "amend"]);
+    assert_eq!(actions, ["register", "host-add", "amend"]);
 
     // Evidence: each record once, in order, late ones marked.
     let (run, h1) = (RunId([1; 6]), host("h1"));
@@ -197,8 +197,9 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
         files: 2,
         added: Micros(1),
     };
-    assert!(s.add_workload(&workload).unwrap());
-    assert!(!s.add_workload(&workload).unwrap());
+    assert!(s.add_workload(&workload, &audit("workload-add")).unwrap());
+    assert!(!s.add_workload(&workload, &audit("again")).unwrap());
+    assert_eq!(s.audits(1).unwrap()[0].action, "workload-add");
     assert_eq!(s.workloads().unwrap(), [workload]);
     for i in 0..3 {
         let row = AuditRow { at: Micros(i), actor: "operator".into(), action: "a".into(), detail: i.to_string() };

@@ -183,15 +183,23 @@ pub trait Store: Send {
     /// Fences what was given to the host so far.
     fn next_generation(&mut self, host: &HostId) -> Result<Generation, StoreError>;
 
-    fn add_token(&mut self, secret: Sha256, host: &HostId, now: Micros, expires: Micros) -> Result<(), StoreError>;
+    /// With its entry in the audit trail.
+    fn add_token(
+        &mut self,
+        secret: Sha256,
+        host: &HostId,
+        now: Micros,
+        expires: Micros,
+        audit: &AuditRow,
+    ) -> Result<(), StoreError>;
     fn redeem(&mut self, redemption: &Redemption) -> Result<Result<(), TokenRefusal>, StoreError>;
     /// True if the host moved: another installation held the name. Its certificates are then revoked, the machine it ran
     /// on is forgotten, and what it was given is fenced.
     fn add_certificate(&mut self, row: &CertificateRow, now: Micros) -> Result<bool, StoreError>;
     fn certificate(&mut self, sha256: Sha256) -> Result<Option<CertificateRow>, StoreError>;
 
-    /// False if it was there already.
-    fn add_workload(&mut self, row: &WorkloadRow) -> Result<bool, StoreError>;
+    /// With its entry in the audit trail; false if it was there already.
+    fn add_workload(&mut self, row: &WorkloadRow, audit: &AuditRow) -> Result<bool, StoreError>;
     /// In order of arrival.
     fn workloads(&mut self) -> Result<Vec<WorkloadRow>, StoreError>;
 

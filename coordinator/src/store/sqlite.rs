@@ -279,14 +279,23 @@ impl Store for SqliteStore {
             .map_err(sql("count a host's generation"))
     }
 
-    fn add_token(&mut self, secret: Sha256, host: &HostId, now: Micros, expires: Micros) -> Result<(), StoreError> {
-        self.connection
-            .execute(
-                "INSERT INTO token (secret_sha256, host, issued_us, expires_us) VALUES (?1, ?2, ?3, ?4)",
-                params![secret.to_string(), host.as_str(), now.0, expires.0],
-            )
-            .map_err(sql("store a token"))?;
-        Ok(())
+    fn add_token(
+        &mut self,
+        secret: Sha256,
+        host: &HostId,
+        now: Micros,
+        expires: Micros,
+        audit: &AuditRow,
+    ) -> Result<(), StoreError> {
+        let e = sql("store a token");
+        let t = self.write("store a token")?;
+        t.execute(
+            "INSERT INTO token (secret_sha256, host, issued_us, expires_us) VALUES (?1, ?2, ?3, ?4)",
+            params![secret.to_string(), host.as_str(), now.0, expires.0],
+        )
+        .map_err(&e)?;
+        insert_audit(&t, audit).map_err(&e)?;
+        t.commit().map_err(&e)
     }
 
     fn redeem(&mut self, r: &Redemption) -> Result<Result<(), TokenRefusal>, StoreError> {
@@ -371,9 +380,10 @@ impl Store for SqliteStore {
         }))
     }
 
-    fn add_workload(&mut self, row: &WorkloadRow) -> Result<bool, StoreError> {
-        let n = self
-            .connection
+    fn add_workload(&mut self, row: &WorkloadRow, audit: &AuditRow) -> Result<bool, StoreError> {
+        let e = sql("store a workload");
+        let t = self.write("store a workload")?;
+        let n = t
             .execute(
                 "INSERT OR IGNORE INTO workload (sha256, name, bytes, files, added_us) VALUES (?1, ?2, ?3, ?4, ?5)",
                 params![
@@ -384,7 +394,11 @@ impl Store for SqliteStore {
                     row.added.0
                 ],
             )
-            .map_err(sql("store a workload"))?;
+            .map_err(&e)?;
+        if n == 1 {
+            insert_audit(&t, audit).map_err(&e)?;
+        }
+        t.commit().map_err(&e)?;
         Ok(n == 1)
     }
 
