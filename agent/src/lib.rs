@@ -1,6 +1,6 @@
 //! The host agent: `shim` (the only place that forks), `sys` (what the kernel shows), `ledger` (what is ours), `arms`
 //! and `steps` (what a session is made of), `engine` (applies plans), `measure` (runs blocks and writes evidence),
-//! `spool` (evidence until it is acknowledged), `net` (the link to the coordinator), `setup` (tools of a host).
+//! `spool` (evidence until it is acknowledged), `windows` (instants at which a test may stop the process), `net` (the link to the coordinator), `setup` (tools of a host).
 
 pub mod agent;
 pub mod arms;
@@ -16,3 +16,4 @@ pub mod shim;
 pub mod spool;
 pub mod steps;
 pub mod sys;
+pub mod windows;

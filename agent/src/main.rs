@@ -14,6 +14,7 @@ use drums_agent::{
     net::{EnrolError, Identity, Stop},
     setup::{self, ToolsDir, doctor, listener, tools},
     shim,
+    windows::{self, WindowArgs},
 };
 use drums_common::{
     note, say,
@@ -148,6 +149,8 @@ struct AuditArgs {
     /// Print what was found as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    windows: WindowArgs,
 }
 
 fn main() -> ExitCode {
@@ -318,6 +321,8 @@ fn examine(args: &DoctorArgs) -> Result<ExitCode, Unsaid> {
 
 fn audit(args: &AuditArgs) -> Result<ExitCode, Unsaid> {
     telemetry::init(false);
+    windows::look_out(&args.windows);
+    windows::operation("sweep");
     let config = match args.common.raw().and_then(RawConfig::validate) {
         Ok(config) => config,
         Err(e) => return Ok(fail(EXIT_BAD_INPUT, &e)),

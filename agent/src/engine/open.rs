@@ -15,7 +15,7 @@ use crate::{
     net::{IdentityError, installation},
     shim::ShimClient,
     steps::{MakeMount, Process, Receipt, Resource, Step},
-    sys::{Linux, Sys, SysError},
+    sys::{Linux, Sys, SysError, Windowed},
 };
 
 /// What an engine on this host needs to know.
@@ -127,7 +127,7 @@ impl Engine {
     }
 }
 
-fn open_parts(config: &EngineConfig, shim: Arc<ShimClient>) -> Result<(Linux, Site, Ledger), OpenError> {
+fn open_parts(config: &EngineConfig, shim: Arc<ShimClient>) -> Result<(Windowed<Linux>, Site, Ledger), OpenError> {
     let state = |what| move |path: &Path, source| OpenError::State { what, path: path.to_owned(), source };
     let scratch = config.state.join("scratch");
     fs::create_dir_all(&scratch).map_err(|e| state("make the folder")(&scratch, e))?;
@@ -135,6 +135,6 @@ fn open_parts(config: &EngineConfig, shim: Arc<ShimClient>) -> Result<(Linux, Si
     let scratch = fs::canonicalize(&scratch).map_err(|e| state("find")(&scratch, e))?;
     let installation = installation(&config.state)?;
     let ledger = Ledger::open(&config.state.join("ledger"))?;
-    let sys = Linux::new(shim)?;
+    let sys = Windowed(Linux::new(shim)?);
     Ok((sys, Site { installation, scratch, tools: config.tools.clone() }, ledger))
 }

@@ -15,7 +15,11 @@ use super::{
     Engine, EngineConfig,
     api::{ArmEngine as _, EngineError, SessionOrder, Timed, Workload},
 };
-use crate::{arms::ToolPaths, shim::ShimClient};
+use crate::{
+    arms::ToolPaths,
+    shim::ShimClient,
+    windows::{self, WindowArgs},
+};
 
 /// `drums-agent try`: make, reset and destroy sessions of one arm by hand, and see where the time goes.
 ///
@@ -39,6 +43,8 @@ pub struct TryArgs {
     /// Measure what making a process costs instead: bare and full
     #[arg(long)]
     pub floor: bool,
+    #[command(flatten)]
+    pub windows: WindowArgs,
 }
 
 impl TryArgs {
@@ -121,6 +127,7 @@ pub fn run(trial: &Trial, out: &mut dyn std::io::Write) -> Result<(), TrialError
     if let Ok(more) = &result {
         leaked.extend(more.iter().cloned());
     }
+    windows::operation("close");
     leaked.extend(engine.close());
     result?;
     if leaked.is_empty() { Ok(()) } else { Err(TrialError::Leaked(leaked)) }
@@ -159,12 +166,14 @@ fn sessions(trial: &Trial, engine: &mut Engine, out: &mut dyn std::io::Write) ->
     let mut leaked = Vec::new();
     if trial.kind.from_template() {
         let o = order(engine)?;
+        windows::operation("template");
         let t = engine.build_template(&o)?;
         let _ = writeln!(out, "template  {:9.1} ms  {} bytes, {}", t.duration_ms, t.bytes, t.sha256.short());
         leaked.extend(t.leaked);
     }
     for _ in 0..trial.count {
         let o = order(engine)?;
+        windows::operation("create");
         let created = engine.create(&o)?;
         line(out, "create", &created.timed, &format!("cpu {:.1} ms", created.cpu_s * 1e3));
         for fault in &created.fidelity.faults {
@@ -174,6 +183,7 @@ fn sessions(trial: &Trial, engine: &mut Engine, out: &mut dyn std::io::Write) ->
         if trial.reset {
             engine.dirty(&handle)?;
             let o = order(engine)?;
+            windows::operation("reset");
             let reset = engine.reset(handle, &o)?;
             line(out, "reset", &reset.timed, "");
             leaked.extend(reset.leaked);
@@ -183,6 +193,7 @@ fn sessions(trial: &Trial, engine: &mut Engine, out: &mut dyn std::io::Write) ->
                 let _ = writeln!(out, "          fault: marks survived the reset: {left:?}");
             }
         }
+        windows::operation("destroy");
         let destroyed = engine.destroy(handle)?;
         line(out, "destroy", &destroyed.timed, "");
         leaked.extend(destroyed.leaked);
@@ -235,6 +246,7 @@ pub fn floor(trial: &Trial, out: &mut dyn std::io::Write) -> Result<(), super::b
 
 /// For the command line: runs it and says what went wrong.
 pub fn main(args: &TryArgs, tools: ToolPaths) -> std::process::ExitCode {
+    windows::look_out(&args.windows);
     let (trial, out) = (args.trial(tools), &mut std::io::stdout());
     let result: Result<(), Box<dyn std::error::Error>> =
         if args.floor { floor(&trial, out).map_err(Into::into) } else { run(&trial, out).map_err(Into::into) };

@@ -12,6 +12,7 @@ pub mod linux;
 pub mod procfs;
 pub mod spec;
 pub mod tree;
+pub mod windowed;
 
 use std::{
     io,
@@ -23,6 +24,7 @@ use drums_common::{digest::Sha256, evidence::LimitsRead};
 
 pub use linux::Linux;
 pub use spec::{CgroupLimits, Leaf, LeafOf, OverlayRoot, PreMount, SessionNet, SessionSpec, StdIo, ToolSpec};
+pub use windowed::Windowed;
 
 use crate::steps::{Inode, Process};
 

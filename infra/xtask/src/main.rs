@@ -4,6 +4,7 @@ mod aa;
 mod bench;
 mod check;
 mod demo;
+mod fault_windows;
 mod image;
 mod rows;
 mod skips;
@@ -40,6 +41,8 @@ enum Task {
         #[command(subcommand)]
         bench: bench::Bench,
     },
+    /// Kill the agent, its shim and tools at every fault window of every arm; is everything gone, and only ours?
+    FaultWindows(fault_windows::FaultWindowsArgs),
     /// Build a workload tree and its manifest
     Image {
         #[command(subcommand)]
@@ -75,6 +78,7 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Demo(args) => return demo::demo(&args),
         Task::DemoClean => demo::clean()?,
         Task::Aa(args) => aa::run(&args)?,
+        Task::FaultWindows(args) => fault_windows::run(&args)?,
         Task::Bench { bench } => bench::run(&bench)?,
         Task::Image { recipe: Recipe::Minimal { out } } => println!("{}  {}", image::minimal(&out)?, out.display()),
     }

@@ -1,0 +1,149 @@
+//! A child that stops itself, the processes below it, and the end of either.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    os::unix::process::ExitStatusExt as _,
+    process::{Child, Command, ExitStatus},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use drums_infra::fleet::wait_until;
+use nix::{
+    sys::{
+        signal::{Signal, kill},
+        wait::{Id, WaitPidFlag, WaitStatus, waitid},
+    },
+    unistd::Pid,
+};
+
+#[derive(Debug)]
+pub enum Reached {
+    Stopped,
+    Ended(ExitStatus),
+}
+
+/// An agent at work. Dropped, it is killed and reaped.
+pub struct Running {
+    child: Child,
+    patience: Duration,
+}
+
+impl Running {
+    pub fn start(command: &mut Command, patience: Duration) -> Result<Self> {
+        let child = command.spawn().context("cannot start the agent")?;
+        Ok(Self { child, patience })
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().cast_signed())
+    }
+
+    /// Waits until it has stopped itself or ended.
+    pub fn reached(&mut self) -> Result<Reached> {
+        let pid = self.pid();
+        let mut state = None;
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        let seen = wait_until(self.patience, || {
+            state = match waitid(Id::Pid(pid), flags) {
+                Ok(WaitStatus::StillAlive) => None,
+                other => Some(other),
+            };
+            state.is_some()
+        });
+        let Some(state) = state.filter(|_| seen) else {
+            bail!("the agent hangs: neither stopped nor ended after {:?}", self.patience);
+        };
+        match state.context("cannot look at the agent's state")? {
+            WaitStatus::Stopped(..) => Ok(Reached::Stopped),
+            WaitStatus::Exited(_, code) => Ok(Reached::Ended(ExitStatus::from_raw(code << 8))),
+            WaitStatus::Signaled(_, signal, _) => Ok(Reached::Ended(ExitStatus::from_raw(signal as i32))),
+            other => bail!("the agent is in a state that nobody expects: {other:?}"),
+        }
+    }
+
+    /// kill -9 of the agent itself.
+    pub fn kill(&mut self) -> Result<()> {
+        kill(self.pid(), Signal::SIGKILL).context("cannot kill the agent")?;
+        self.child.wait().context("cannot reap the agent")?;
+        Ok(())
+    }
+
+    pub fn go_on(&self) -> Result<()> {
+        kill(self.pid(), Signal::SIGCONT).context("cannot let the agent go on")
+    }
+
+    /// Who else is at work: the shim, and tools that it runs.
+    pub fn victims(&self) -> Result<BTreeSet<String>> {
+        Ok(self.below()?.into_keys().collect())
+    }
+
+    pub fn kill_other(&self, victim: &str) -> Result<()> {
+        let pid = *self.below()?.get(victim).with_context(|| format!("{victim} is gone"))?;
+        kill(pid, Signal::SIGKILL).with_context(|| format!("cannot kill {victim}"))
+    }
+
+    /// Victims below the agent, by name. Of several with one name the eldest counts.
+    fn below(&self) -> Result<BTreeMap<String, Pid>> {
+        let mut parents = BTreeMap::new();
+        for entry in fs::read_dir("/proc").context("cannot list processes")?.flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
+            let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
+            let Some((_, tail)) = stat.rsplit_once(')') else { continue };
+            let mut fields = tail.split_whitespace();
+            let (state, parent) = (fields.next(), fields.next().and_then(|p| p.parse::<i32>().ok()));
+            if let (Some(state), Some(parent)) = (state, parent)
+                && state != "Z"
+            {
+                parents.insert(pid, parent);
+            }
+        }
+        let me = self.pid().as_raw();
+        let mut found = BTreeMap::new();
+        for pid in parents.keys().copied().filter(|p| descends(*p, me, &parents)) {
+            if let Some(name) = name_of(pid) {
+                found.entry(name).or_insert(Pid::from_raw(pid));
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn descends(mut pid: i32, ancestor: i32, parents: &BTreeMap<i32, i32>) -> bool {
+    while let Some(parent) = parents.get(&pid) {
+        if *parent == ancestor {
+            return true;
+        }
+        pid = *parent;
+    }
+    false
+}
+
+/// What a victim is called; nothing for a session's own processes, which die in every case.
+fn name_of(pid: i32) -> Option<String> {
+    let command = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let mut words = command.split(|b| *b == 0).map(String::from_utf8_lossy);
+    let program = words.next()?.into_owned();
+    let program = program.rsplit('/').next()?.to_owned();
+    let mut words = words.peekable();
+    // The shim is started through /proc/self/exe.
+    if words.peek().is_some_and(|w| w == "shim") {
+        return Some("shim".to_owned());
+    }
+    match program.as_str() {
+        "criu" | "runc" => Some(program),
+        _ if program.starts_with("qemu-system") => Some("qemu".to_owned()),
+        // The tool's own launcher: ld.so is given criu's path.
+        _ if words.any(|w| w.ends_with("/criu") || w.ends_with("/criu.bin")) => Some("criu".to_owned()),
+        _ => None,
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Ended already in most cases; both calls then do nothing.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
