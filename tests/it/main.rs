@@ -7,5 +7,6 @@ mod live_engine;
 mod live_fleet;
 mod live_measure;
 mod live_runbooks;
+mod live_windows;
 mod metadata;
 mod net;

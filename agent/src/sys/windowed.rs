@@ -9,7 +9,7 @@ use drums_common::{digest::Sha256, evidence::LimitsRead};
 
 use super::{CgroupLimits, Child, Exit, SessionNet, SessionSpec, Sys, SysError, ToolSpec};
 use crate::{
-    steps::Process,
+    steps::{Inode, Process},
     windows::{Edge, pass},
 };
 
@@ -40,6 +40,9 @@ impl<S: Sys> Sys for Windowed<S> {
     fn path_exists(&self, path: &Path) -> Result<bool, SysError> {
         self.0.path_exists(path)
     }
+    fn path_inode(&self, path: &Path) -> Result<Option<Inode>, SysError> {
+        self.0.path_inode(path)
+    }
     fn remove_tree(&self, path: &Path) -> Result<(), SysError> {
         around("remove-tree", || self.0.remove_tree(path))
     }
@@ -61,11 +64,17 @@ impl<S: Sys> Sys for Windowed<S> {
     fn is_mounted(&self, path: &Path) -> Result<bool, SysError> {
         self.0.is_mounted(path)
     }
+    fn tmpfs_source(&self, path: &Path) -> Result<Option<String>, SysError> {
+        self.0.tmpfs_source(path)
+    }
     fn cgroup_create(&self, name: &str, limits: &CgroupLimits) -> Result<(), SysError> {
         around("make-cgroup", || self.0.cgroup_create(name, limits))
     }
     fn cgroup_exists(&self, name: &str) -> Result<bool, SysError> {
         self.0.cgroup_exists(name)
+    }
+    fn cgroup_inode(&self, name: &str) -> Result<Option<Inode>, SysError> {
+        self.0.cgroup_inode(name)
     }
     fn cgroup_limits(&self, name: &str) -> Result<LimitsRead, SysError> {
         self.0.cgroup_limits(name)
@@ -82,8 +91,8 @@ impl<S: Sys> Sys for Windowed<S> {
     fn cgroups_named(&self, prefix: &str) -> Result<Vec<String>, SysError> {
         self.0.cgroups_named(prefix)
     }
-    fn link_exists(&self, name: &str) -> Result<bool, SysError> {
-        self.0.link_exists(name)
+    fn link_mac(&self, name: &str) -> Result<Option<[u8; 6]>, SysError> {
+        self.0.link_mac(name)
     }
     fn link_delete(&self, name: &str) -> Result<(), SysError> {
         around("delete-link", || self.0.link_delete(name))
@@ -102,6 +111,9 @@ impl<S: Sys> Sys for Windowed<S> {
     }
     fn tap(&self, net: &SessionNet) -> Result<Option<OwnedFd>, SysError> {
         around("make-tap", || self.0.tap(net))
+    }
+    fn standing(&self) -> Result<(), SysError> {
+        self.0.standing()
     }
     fn spawn_session(&self, spec: &SessionSpec, netns: Option<BorrowedFd<'_>>) -> Result<Child, SysError> {
         around("spawn-session", || self.0.spawn_session(spec, netns))

@@ -109,9 +109,12 @@ fn prepare() -> Result<(PathBuf, PathBuf)> {
     let here = std::env::current_exe().context("cannot find this program's own folder")?;
     let folder = here.parent().context("this program lies in no folder")?;
     let mut build = workspace::cargo();
-    build.args(["build", "--quiet", "--locked", "--workspace", "--bins"]);
+    // The same selections as in the Makefile, so that nothing is built a second time.
+    build.args(["build", "--quiet", "--locked"]);
     if folder.ends_with("release") {
-        build.arg("--release");
+        build.args(["--release", "-p", "xtask", "-p", "drums-agent", "-p", "drums-coordinator"]);
+    } else {
+        build.args(["--workspace", "--bins", "--tests"]);
     }
     workspace::run(&mut build)?;
     let image = workspace::target_dir()?.join("images/minimal");
