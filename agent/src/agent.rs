@@ -130,8 +130,8 @@ pub fn audit(config: &AgentConfig) -> Result<AuditReport, AgentError> {
         return Ok(AuditReport::default());
     }
     let _instance = single_instance(&config.state)?;
-    let (program, _) = this_program()?;
-    let shim = Arc::new(ShimClient::launch(&program)?);
+    let program = Path::new(THIS_PROGRAM);
+    let shim = Arc::new(ShimClient::launch(program)?);
     let engine = EngineConfig {
         state: config.state.clone(),
         tools: setup::tools::find(&ToolsDir::new(&config.tools)),
@@ -259,9 +259,11 @@ fn single_instance(state: &Path) -> Result<File, AgentError> {
     }
 }
 
+const THIS_PROGRAM: &str = "/proc/self/exe";
+
 /// This executable and its digest.
 fn this_program() -> Result<(PathBuf, Sha256), AgentError> {
-    let program = PathBuf::from("/proc/self/exe");
+    let program = PathBuf::from(THIS_PROGRAM);
     let build = Sha256::of(&fs::read(&program).map_err(AgentError::Program)?);
     Ok((program, build))
 }

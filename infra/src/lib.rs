@@ -1,5 +1,6 @@
 //! What a machine needs before and beside a run: image recipes, the lab network of demos and tests, the leak gate.
 
+pub mod cargo;
 pub mod cpio;
 pub mod fleet;
 pub mod image;

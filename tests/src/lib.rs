@@ -29,16 +29,7 @@ pub fn metadata() -> Result<Metadata> {
 pub fn programs() -> Result<PathBuf> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let mut command = Command::new(cargo);
-    // What a test runner tells its tests about their own package would look like a change to build scripts, and half of
-    // the workspace would be built again.
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        let kept = matches!(&*text, "CARGO_HOME" | "CARGO_TARGET_DIR");
-        if !kept && ["CARGO", "NEXTEST", "LD_LIBRARY_PATH"].iter().any(|p| text.starts_with(p)) {
-            command.env_remove(&name);
-        }
-    }
-    let output = command
+    let output = drums_infra::cargo::outside(&mut command)
         .current_dir(root())
         .args(["build", "--quiet", "--locked", "--workspace", "--bins", "--tests"])
         .output()

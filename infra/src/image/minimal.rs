@@ -58,7 +58,7 @@ pub fn build_guest(workspace: &Path) -> Result<PathBuf> {
         format!("--remap-path-prefix={}=/drums", workspace.display()),
         format!("--remap-path-prefix={}=/cargo", home.display()),
     ];
-    let output = run(Command::new(cargo)
+    let output = run(crate::cargo::outside(&mut Command::new(cargo))
         .args(["build", "--release", "--package", "drums-guest", "--target", TARGET, "--message-format", "json"])
         // A separator that no flag contains; paths may hold spaces.
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))

@@ -36,7 +36,9 @@ pub fn command(program: &str) -> Command {
 
 pub fn cargo() -> Command {
     // Set by cargo itself for what it runs; the same toolchain then builds what the task needs.
-    command(&std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()))
+    let mut command = command(&std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
+    drums_infra::cargo::outside(&mut command);
+    command
 }
 
 /// Runs to the end with inherited streams; an error names the command.
