@@ -1,7 +1,7 @@
 //! Fault windows: named instants between two changes of the kernel or of the disk, at which a test stops this process to
 //! kill it, its shim or a tool. [`Windowed`](crate::sys::Windowed) puts one before and one after every changing call of
-//! the kernel's trait, so that a call without windows does not compile; the engine puts them around every step and every
-//! undo; the ledger and the steps that speak to a tool name those in between.
+//! the kernel's trait, so that a call without windows does not compile. What changes nothing through that trait has none:
+//! the ledger's own writes lie between two of them, and so does what a QEMU step says to QEMU's monitor.
 //!
 //! A window is called `OPERATION/CALL.N/EDGE`: the n-th such call of an operation (`create`, `reset`, `sweep`, ...).
 //!
@@ -20,8 +20,6 @@ use std::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Edge {
     Before,
-    /// Half done.
-    Inside,
     After,
 }
 
@@ -29,7 +27,6 @@ impl fmt::Display for Edge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Before => "before",
-            Self::Inside => "inside",
             Self::After => "after",
         })
     }
@@ -109,7 +106,6 @@ mod tests {
         assert_eq!(plan.name("make-dir", Edge::Before), "create/make-dir.1/before");
         assert_eq!(plan.name("make-dir", Edge::After), "create/make-dir.1/after");
         assert_eq!(plan.name("make-dir", Edge::Before), "create/make-dir.2/before");
-        assert_eq!(plan.name("cgroup", Edge::Inside), "create/cgroup.1/inside");
     }
 
     #[test]

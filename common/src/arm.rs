@@ -40,6 +40,10 @@ impl ArmKind {
         Self::External,
     ];
 
+    /// Those that the agent makes itself, without a program of somebody else's.
+    pub const BUILT_IN: [Self; 6] =
+        [Self::DrumsCold, Self::DrumsRestored, Self::RuncCold, Self::RuncRestored, Self::QemuCold, Self::QemuWarm];
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::DrumsCold => "drums-cold",

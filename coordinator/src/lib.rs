@@ -12,5 +12,7 @@ pub mod daemon;
 pub mod disk;
 pub mod net;
 pub mod pki;
+#[cfg(test)]
+mod samples;
 pub mod store;
 pub mod tasks;

@@ -6,10 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -34,6 +31,7 @@ use super::{
     progress::Progress,
     surroundings::{self, Surroundings},
     templates::Templates,
+    watch::Watch,
 };
 use crate::{
     engine::api::{ArmEngine, AuditReport, Workload},
@@ -42,7 +40,7 @@ use crate::{
 };
 
 /// Leases and deadlines end by time, which changes no view: look again this often.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// A failed attempt (a workload that cannot be fetched, a full disk) is tried again after this, or when orders change.
 const TRY_AGAIN_MS: u64 = 2_000;
 /// Where the guest server is in a workload's tree.
@@ -530,7 +528,7 @@ fn held(engine: &impl ArmEngine) -> impl Iterator<Item = String> {
 }
 
 /// Why what is under way for the run must end now, if it must.
-fn interruption(run: RunId, link: &Link, clock: &dyn Clock) -> Option<BlockResult> {
+pub(super) fn interruption(run: RunId, link: &Link, clock: &dyn Clock) -> Option<BlockResult> {
     // How far runs are makes no difference to that.
     let (runs, held_up) = (BTreeMap::new(), BTreeMap::new());
     decide::interruption(run, &situation(&link.view(), link, clock, &runs, &held_up))
@@ -590,63 +588,4 @@ fn open_workload(folder: &Path, sha256: Sha256) -> Result<Workload, RunError> {
     let guest = manifest.files.iter().find(|(name, f)| f.kind == "file" && is_guest(name));
     let Some((_, guest)) = guest else { return Err(RunError::NoGuest { workload: sha256 }) };
     Ok(Workload { tree: folder.join("tree"), sha256, guest_sha256: guest.sha256 })
-}
-
-/// Looks at the orders while the measure thread is busy in the engine, so that a cancellation reaches an operation
-/// under way.
-struct Watch {
-    shared: Arc<WatchShared>,
-    flag: Arc<AtomicBool>,
-}
-
-struct WatchShared {
-    run: Mutex<Option<RunId>>,
-    over: AtomicBool,
-}
-
-impl Watch {
-    fn start(link: Link, clock: Arc<dyn Clock>) -> Result<Self, RunError> {
-        let shared = Arc::new(WatchShared { run: Mutex::new(None), over: AtomicBool::new(false) });
-        let flag = Arc::new(AtomicBool::new(false));
-        let this = Self { shared: shared.clone(), flag: flag.clone() };
-        let watch = move || {
-            while !shared.over.load(Ordering::Acquire) {
-                let view = link.view();
-                {
-                    // Held over the decision, so that `end` and `begin` cannot fall between it and the flag.
-                    let run = shared.run.lock().unwrap_or_else(PoisonError::into_inner);
-                    if let Some(run) = *run
-                        && interruption(run, &link, &*clock).is_some()
-                    {
-                        flag.store(true, Ordering::Release);
-                    }
-                }
-                link.wait(view.version, LOOK_AGAIN);
-            }
-        };
-        let spawned = std::thread::Builder::new().name("watch".to_owned()).spawn(watch);
-        spawned.map(|_| this).map_err(RunError::Watch)
-    }
-
-    fn flag(&self) -> Arc<AtomicBool> {
-        self.flag.clone()
-    }
-
-    fn begin(&self, run: RunId) {
-        let mut held = self.shared.run.lock().unwrap_or_else(PoisonError::into_inner);
-        self.flag.store(false, Ordering::Release);
-        *held = Some(run);
-    }
-
-    fn end(&self) {
-        let mut held = self.shared.run.lock().unwrap_or_else(PoisonError::into_inner);
-        *held = None;
-        self.flag.store(false, Ordering::Release);
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.shared.over.store(true, Ordering::Release);
-    }
 }

@@ -53,6 +53,21 @@ pub struct Building<'a> {
 }
 
 impl<'a> Building<'a> {
+    /// A session for the next use of the arm's template, or how it all ends instead.
+    fn begin(
+        &self,
+        engine: &mut dyn ArmEngine,
+        link: &Link,
+        arm: &Arm,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<SessionRef, Ensured> {
+        if give_up() {
+            return Err(Ensured::GivenUp);
+        }
+        link.set_activity(Activity::Building { run: self.run, arm: arm.name.clone() });
+        engine.next_session(self.generation).map_err(|e| Ensured::HostBroken(chain(&e)))
+    }
+
     fn order(&self, arm: &'a Arm, session: SessionRef, identity_seed: u64) -> SessionOrder<'a> {
         SessionOrder {
             run: self.run,
@@ -119,13 +134,9 @@ impl Templates {
             if !arm.kind.from_template() || matches!(self.made.get(&arm.name), Some(Ok(_))) {
                 continue;
             }
-            if give_up() {
-                return Ok(Ensured::GivenUp);
-            }
-            link.set_activity(Activity::Building { run: b.run, arm: arm.name.clone() });
-            let session = match engine.next_session(b.generation) {
-                Ok(s) => s,
-                Err(e) => return Ok(Ensured::HostBroken(chain(&e))),
+            let session = match b.begin(engine, link, arm, give_up) {
+                Ok(session) => session,
+                Err(ended) => return Ok(ended),
             };
             let order = b.order(arm, session, draw::template_identity(b.grant.seed, i));
             match engine.build_template(&order) {
@@ -175,13 +186,9 @@ impl Templates {
             if !matches!(self.made.get(&arm.name), Some(Ok(_))) || self.used.contains(&arm.name) {
                 continue;
             }
-            if give_up() {
-                return Ok(Ensured::GivenUp);
-            }
-            link.set_activity(Activity::Building { run: b.run, arm: arm.name.clone() });
-            let session = match engine.next_session(b.generation) {
-                Ok(s) => s,
-                Err(e) => return Ok(Ensured::HostBroken(chain(&e))),
+            let session = match b.begin(engine, link, arm, give_up) {
+                Ok(session) => session,
+                Err(ended) => return Ok(ended),
             };
             // No position of a block is so large.
             let (identity, _) = draw::further_identities(b.grant.seed, (1 << 30) + i, 0);

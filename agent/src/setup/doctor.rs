@@ -66,14 +66,6 @@ impl Default for DoctorOptions {
 }
 
 const NAMESPACED: [ArmKind; 4] = [ArmKind::DrumsCold, ArmKind::DrumsRestored, ArmKind::RuncCold, ArmKind::RuncRestored];
-const LIMITED: [ArmKind; 6] = [
-    ArmKind::DrumsCold,
-    ArmKind::DrumsRestored,
-    ArmKind::RuncCold,
-    ArmKind::RuncRestored,
-    ArmKind::QemuCold,
-    ArmKind::QemuWarm,
-];
 const RESTORED: [ArmKind; 2] = [ArmKind::DrumsRestored, ArmKind::RuncRestored];
 const RUNC: [ArmKind; 2] = [ArmKind::RuncCold, ArmKind::RuncRestored];
 const QEMU: [ArmKind; 2] = [ArmKind::QemuCold, ArmKind::QemuWarm];
@@ -96,12 +88,12 @@ pub fn examine(dir: &ToolsDir, options: &DoctorOptions, seen: &mut dyn FnMut(&Tr
         trials.push(trial);
     };
 
-    add("root on x86_64 Linux", &LIMITED, &mut || match super::install::refuse_unfit_machine() {
+    add("root on x86_64 Linux", &ArmKind::BUILT_IN, &mut || match super::install::refuse_unfit_machine() {
         Ok(()) => Ok("yes".to_owned()),
         Err(e) => Err(e.to_string()),
     });
     add("namespaces and overlay", &NAMESPACED, &mut || trials::overlay(&options.ground));
-    add("cgroup limits", &LIMITED, &mut || trials::cgroup(&options.ground));
+    add("cgroup limits", &ArmKind::BUILT_IN, &mut || trials::cgroup(&options.ground));
     add("tap link", &QEMU, &mut || trials::tap(&options.ground));
     add("CRIU dump and restore", &RESTORED, &mut || match &paths.criu {
         Some(criu) => trials::criu(criu, &options.listener, &options.ground),

@@ -8,7 +8,7 @@ use drums_common::{
     evidence::{BlockKind, BlockResult, Teardown},
     experiment::{Experiment, Registration},
     ids::{Generation, HostId, RunId},
-    machine::{Accelerator, HostFacts, MachineIdentity},
+    machine::{HostFacts, MachineIdentity},
     plan, spec,
     verdict::Verdict,
     wire::latest::RunPhase,
@@ -44,23 +44,7 @@ fn placed(registration: &Registration, machines: &[&str]) -> RunState {
 }
 
 fn facts() -> HostFacts {
-    HostFacts {
-        identity: machine("m"),
-        hostname: "machine".into(),
-        kernel: "6.18".into(),
-        os: "Debian 12".into(),
-        cpu_model: "cpu".into(),
-        microcode: "1".into(),
-        mitigations: Default::default(),
-        cpus: 2,
-        memory_bytes: 1 << 34,
-        disk_free_bytes: 1 << 34,
-        cgroup_version: 1,
-        accelerator: Accelerator::Tcg,
-        accelerator_detail: String::new(),
-        tools: Default::default(),
-        unfit: Default::default(),
-    }
+    crate::samples::facts(machine("m"))
 }
 
 fn prepared() -> Observed {

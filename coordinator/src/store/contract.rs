@@ -8,7 +8,7 @@ use drums_common::{
     evidence::{BlockEnded, BlockKind, BlockResult, Body, Environment, Log, Record},
     experiment::Registration,
     ids::{Generation, HostId, InstallationId, RunId},
-    machine::{Accelerator, HostFacts},
+    machine::HostFacts,
     spec,
     verdict::Verdict,
 };
@@ -25,23 +25,7 @@ fn host(name: &str) -> HostId {
 }
 
 fn facts() -> HostFacts {
-    HostFacts {
-        identity: Default::default(),
-        hostname: "machine".into(),
-        kernel: "6.18".into(),
-        os: "Debian 12".into(),
-        cpu_model: "cpu".into(),
-        microcode: "1".into(),
-        mitigations: Default::default(),
-        cpus: 2,
-        memory_bytes: 1 << 34,
-        disk_free_bytes: 1 << 34,
-        cgroup_version: 1,
-        accelerator: Accelerator::Tcg,
-        accelerator_detail: String::new(),
-        tools: Default::default(),
-        unfit: Default::default(),
-    }
+    crate::samples::facts(Default::default())
 }
 
 fn registration() -> Registration {

@@ -9,38 +9,36 @@ use std::{
     time::Duration,
 };
 
-use drums_analysis::{self as analysis, RunMeta};
 use drums_common::{
     clock::{Micros, MonoMicros},
-    evidence::Record,
     experiment::Registration,
     failure::{Failure, FailureClass},
     ids::{Generation, HostId, RunId},
     lease::Health,
     plan,
     telemetry::chain,
-    verdict::Verdict,
 };
 use tokio::sync::{mpsc, watch};
 
 use super::{
     Control,
+    questions::answered,
     requests::{NewRun, Request},
 };
 use crate::{
     core::{
         desired::{self, RunOfHost},
         placement::{self, Candidate},
-        run::{Denied, Ending, Event, Observed, Pending, RunState},
+        run::{Denied, Event, Observed, RunState},
     },
     net::ports::Order,
-    store::{RunRow, Store, StoreError, StoreHandle},
+    store::{RunRow, StoreError},
 };
 
 /// Leases, deadlines and unwinding are looked at this often, whatever else happens.
 const TICK: Duration = Duration::from_millis(500);
 /// Records read from the store in one go.
-const PAGE: u32 = 1_000;
+pub(super) const PAGE: u32 = 1_000;
 /// Between attempts to read evidence that the store did not give.
 const READ_AGAIN_MS: u64 = 1_000;
 /// A run whose evidence was not readable for this long is closed: a busy disk takes seconds, and what is damaged stays so.
@@ -673,96 +671,4 @@ impl Driver {
 
 fn utc(at: Micros) -> String {
     jiff::Timestamp::from_microsecond(at.0).map_or_else(|_| at.to_string(), |t| format!("{t:.0}"))
-}
-
-/// What the analysis gets of a run: its meta data and every record.
-pub fn analysis_inputs(s: &mut dyn Store, state: &RunState) -> Result<(RunMeta, Vec<Record>), StoreError> {
-    let mut late: BTreeMap<HostId, BTreeSet<u64>> = BTreeMap::new();
-    let mut records = Vec::new();
-    for h in &state.hosts {
-        let mut after = 0;
-        loop {
-            let rows = s.evidence(state.id, &h.host, after, PAGE)?;
-            let Some(last) = rows.last().map(|r| r.record.seq) else { break };
-            after = last;
-            for row in rows {
-                if row.late {
-                    late.entry(h.host.clone()).or_default().insert(row.record.seq);
-                }
-                records.push(row.record);
-            }
-        }
-    }
-    Ok((run_meta(state, late), records))
-}
-
-fn run_meta(state: &RunState, late: BTreeMap<HostId, BTreeSet<u64>>) -> RunMeta {
-    use analysis::RunState as Meta;
-    let ended = match &state.ending {
-        None => Meta::Running,
-        Some(Ending::Done) => Meta::Complete,
-        Some(Ending::Cancelled { .. }) => Meta::Cancelled,
-        Some(Ending::Lost { .. }) => Meta::Lost,
-        Some(Ending::Deadline | Ending::Interrupted { .. } | Ending::Refused { .. } | Ending::Unreadable { .. }) => {
-            Meta::Incomplete
-        }
-    };
-    let reason = match &state.ending {
-        None | Some(Ending::Done) => String::new(),
-        Some(ending) => ending.in_words(),
-    };
-    RunMeta { run: state.id, number: state.number, state: ended, reason, late }
-}
-
-/// Reads a run's evidence and asks the analysis, off the driver's task.
-async fn answered(
-    control: &Control,
-    registration: Arc<Registration>,
-    state: RunState,
-    pending: Pending,
-) -> Result<Event, StoreError> {
-    let (meta, records) = inputs(&control.store, &state).await?;
-    let computed = tokio::task::spawn_blocking(move || match pending {
-        Pending::FindVoids => Event::Voids(voids(&registration, meta, &records)),
-        Pending::Analyse => {
-            Event::Analysed { verdict: analysis::analyse(&registration, &[meta], &records).summary.verdict }
-        }
-    });
-    Ok(match computed.await {
-        Ok(event) => event,
-        Err(e) => {
-            // A panic of the analysis must not keep a run open for ever: the evidence stays, and the verdict says that
-            // it could not be judged here.
-            tracing::error!(run = %state.id, error = %e, "the analysis failed");
-            match pending {
-                Pending::FindVoids => Event::Voids(Vec::new()),
-                Pending::Analyse => Event::Analysed { verdict: Verdict::Invalid },
-            }
-        }
-    })
-}
-
-async fn inputs(store: &StoreHandle, state: &RunState) -> Result<(RunMeta, Vec<Record>), StoreError> {
-    let state = state.clone();
-    store.call(move |s| analysis_inputs(s, &state)).await
-}
-
-/// Measured blocks that an environment gate voids.
-fn voids(registration: &Registration, mut meta: RunMeta, records: &[Record]) -> Vec<(HostId, u32)> {
-    // Every block ended, as the caller knows: judged as if the run were over.
-    meta.state = analysis::RunState::Complete;
-    let metas = [meta];
-    let (evidence, _) = analysis::collect::collect(registration, &metas, records);
-    evidence
-        .iter()
-        .map(|e| analysis::gates::judge(&registration.experiment, e))
-        .flat_map(|judged| {
-            judged
-                .blocks
-                .iter()
-                .filter(|b| matches!(b.fate, analysis::gates::BlockFate::Voided(_)))
-                .map(|b| (b.attempt.host.clone(), b.attempt.started.block))
-                .collect::<Vec<_>>()
-        })
-        .collect()
 }

@@ -9,6 +9,7 @@
 
 mod driver;
 mod ports;
+mod questions;
 mod refusals;
 mod requests;
 #[cfg(test)]
@@ -34,7 +35,7 @@ use crate::{
     store::{AuditRow, StoreError, StoreHandle},
 };
 
-pub use driver::analysis_inputs;
+pub use questions::analysis_inputs;
 pub use requests::{HostView, NewRun};
 
 /// A peer's words are quoted in the audit trail up to this length.

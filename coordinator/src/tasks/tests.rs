@@ -17,7 +17,7 @@ use drums_common::{
     failure::{Failure, FailureClass},
     ids::{Generation, HostId, InstallationId, RunId},
     lease::LeaseTimes,
-    machine::{Accelerator, HostFacts, MachineIdentity},
+    machine::{HostFacts, MachineIdentity},
     spec,
     verdict::Verdict,
     wire::latest::{AgentHello, EvidenceBatch, RunPhase},
@@ -52,23 +52,7 @@ impl Clock for TestClock {
 }
 
 fn facts() -> HostFacts {
-    HostFacts {
-        identity: MachineIdentity { boot_id: "b".into(), hardware: "h".into(), ..Default::default() },
-        hostname: "machine".into(),
-        kernel: "6.18".into(),
-        os: "Debian 12".into(),
-        cpu_model: "cpu".into(),
-        microcode: "1".into(),
-        mitigations: Default::default(),
-        cpus: 2,
-        memory_bytes: 1 << 34,
-        disk_free_bytes: 1 << 34,
-        cgroup_version: 1,
-        accelerator: Accelerator::Tcg,
-        accelerator_detail: String::new(),
-        tools: Default::default(),
-        unfit: Default::default(),
-    }
+    crate::samples::facts(MachineIdentity { boot_id: "b".into(), hardware: "h".into(), ..Default::default() })
 }
 
 fn registration() -> Registration {

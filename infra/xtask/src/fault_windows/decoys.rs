@@ -41,7 +41,11 @@ impl Decoys {
             .args(["link", "add", &decoys.link, "address", "02:aa:bb:cc:dd:ee", "type", "bridge"])
             .status()
             .context("cannot run ip; install iproute2")?;
-        anyhow::ensure!(status.success(), "cannot plant a link: ip ended with {status}");
+        anyhow::ensure!(
+            status.success(),
+            "cannot plant a link: ip ended with {status}; an earlier run that was killed leaves it: ip link delete {}",
+            decoys.link
+        );
         for (what, program) in [("grouped", "sleep"), ("named", "sleep"), ("in a namespace", "unshare")] {
             let mut command = Command::new(program);
             match what {
@@ -59,7 +63,9 @@ impl Decoys {
             // On cgroup v1 the top is no hierarchy.
             if root.join("cgroup.procs").is_file() {
                 let group = root.join(&name);
-                fs::create_dir(&group).with_context(|| format!("cannot plant {}", group.display()))?;
+                fs::create_dir(&group).with_context(|| {
+                    format!("cannot plant {0}; an earlier run that was killed leaves it: rmdir {0}", group.display())
+                })?;
                 decoys.cgroups.push(group.clone());
                 fs::write(group.join("cgroup.procs"), &pid).context("cannot plant a process in a group")?;
             }
