@@ -13,7 +13,8 @@ export CARGO_TARGET_DIR ?= $(CACHE)/drumsbench/target
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-prepare-%:
+# A static pattern: make skips implicit rules for phony targets.
+prepare-build prepare-demo prepare-test: prepare-%:
 	@infra/prepare $*
 
 build: prepare-build ## Build every binary (debug) into $CARGO_TARGET_DIR

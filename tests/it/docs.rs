@@ -1,6 +1,6 @@
 //! What the documents say, held against the project.
 
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, process::Command};
 
 use drums_tests::root;
 
@@ -50,4 +50,15 @@ fn architecture_states_its_invariants() {
     let text = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
     let invariants = text.lines().filter(|l| l.contains("**Invariant:**")).count();
     assert!(invariants >= 8, "{invariants} invariants");
+}
+
+/// A bare machine has no cargo: each command of the README installs before it builds.
+#[test]
+fn every_make_target_prepares_the_machine_before_it_builds() {
+    for (target, purpose) in [("build", "build"), ("demo", "demo"), ("demo-clean", "build"), ("test", "test")] {
+        let plan = Command::new("make").args(["--dry-run", target]).current_dir(root()).output().unwrap();
+        let plan = String::from_utf8(plan.stdout).unwrap();
+        let first = plan.lines().find(|l| !l.starts_with("make")).unwrap_or_default();
+        assert_eq!(first, format!("infra/prepare {purpose}"), "make {target}:\n{plan}");
+    }
 }
