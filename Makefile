@@ -8,7 +8,7 @@ SHELL := /bin/bash
 CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)
 export CARGO_TARGET_DIR ?= $(CACHE)/drumsbench/target
 
-.PHONY: help test demo demo-clean build prepare-build prepare-demo prepare-test
+.PHONY: help test demo demo-clean build install prepare-build prepare-demo prepare-test
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -20,13 +20,18 @@ prepare-build prepare-demo prepare-test: prepare-%:
 build: prepare-build ## Build every binary (debug) into $CARGO_TARGET_DIR
 	cargo build --locked --workspace --bins --tests
 
+PREFIX ?= /usr/local
+install: prepare-build ## Build for production and put the three programs into $(PREFIX)/bin
+	cargo build --locked --release -p drums-coordinator -p drums-agent
+	install -D -m 755 -t "$(DESTDIR)$(PREFIX)/bin" "$$CARGO_TARGET_DIR"/release/{drums-coordinator,drumsctl,drums-agent}
+
 demo: prepare-demo ## Run EXP-028 for real on this machine: eight arms, two agents, one verdict
-	cargo build --locked --release -p xtask -p drums-agent -p drums-coordinator
-	@"$$CARGO_TARGET_DIR/release/xtask" demo
+	cargo build --locked --profile quick -p xtask -p drums-agent -p drums-coordinator
+	@"$$CARGO_TARGET_DIR/quick/xtask" demo
 
 demo-clean: prepare-build ## Remove what a crashed demo left behind
-	cargo build --locked --release -p xtask -p drums-agent -p drums-coordinator
-	@"$$CARGO_TARGET_DIR/release/xtask" demo-clean
+	cargo build --locked --profile quick -p xtask -p drums-agent -p drums-coordinator
+	@"$$CARGO_TARGET_DIR/quick/xtask" demo-clean
 
 # One selection of packages and targets for everything: cargo then builds each dependency once, with one set of features.
 test: prepare-test ## Everything that is checked: `cargo xtask check`, then all tests; names what was skipped

@@ -55,7 +55,9 @@ fn architecture_states_its_invariants() {
 /// A bare machine has no cargo: each command of the README installs before it builds.
 #[test]
 fn every_make_target_prepares_the_machine_before_it_builds() {
-    for (target, purpose) in [("build", "build"), ("demo", "demo"), ("demo-clean", "build"), ("test", "test")] {
+    for (target, purpose) in
+        [("build", "build"), ("demo", "demo"), ("demo-clean", "build"), ("install", "build"), ("test", "test")]
+    {
         let plan = Command::new("make").args(["--dry-run", target]).current_dir(root()).output().unwrap();
         let plan = String::from_utf8(plan.stdout).unwrap();
         let first = plan.lines().find(|l| !l.starts_with("make")).unwrap_or_default();

@@ -3,7 +3,7 @@
 //! A turn keeps two agents of one coordinator apart; the lock keeps two coordinators, or a test run, apart.
 
 use std::{
-    fs::{File, OpenOptions, TryLockError},
+    fs::{self, File, OpenOptions, TryLockError},
     io,
     path::{Path, PathBuf},
     time::Duration,
@@ -32,7 +32,11 @@ pub struct MachineLock {
 impl MachineLock {
     /// Waits for the lock; `None` when `give_up` says so first.
     pub fn acquire(path: &Path, mut give_up: impl FnMut() -> bool) -> Result<Option<Self>, LockError> {
-        let open = || OpenOptions::new().read(true).append(true).create(true).open(path);
+        let open = || {
+            // Its folder is there on a machine that was booted, and may not be in a container.
+            path.parent().map_or(Ok(()), fs::create_dir_all)?;
+            OpenOptions::new().read(true).append(true).create(true).open(path)
+        };
         let file = open().map_err(|source| LockError::Open { path: path.to_owned(), source })?;
         loop {
             match file.try_lock() {
@@ -52,7 +56,7 @@ mod tests {
     #[test]
     fn one_holder_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("lock");
+        let path = dir.path().join("not/there/lock");
         let held = MachineLock::acquire(&path, || true).unwrap().unwrap();
         let mut looked = 0;
         let second = MachineLock::acquire(&path, || {
@@ -63,7 +67,7 @@ mod tests {
         assert_eq!(looked, 3);
         drop(held);
         assert!(MachineLock::acquire(&path, || true).unwrap().is_some());
-        let nowhere = MachineLock::acquire(Path::new("/nonexistent/lock"), || true).unwrap_err();
-        assert!(nowhere.to_string().contains("/nonexistent/lock"));
+        let nowhere = MachineLock::acquire(&path.join("lock"), || true).unwrap_err();
+        assert!(nowhere.to_string().contains("not/there/lock/lock"));
     }
 }

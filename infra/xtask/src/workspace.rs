@@ -13,13 +13,9 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("the package lies at infra/xtask")
 }
 
+/// Of the workspace alone: on a bare machine only what the demo is built from has been downloaded.
 pub fn metadata() -> Result<Metadata> {
-    MetadataCommand::new()
-        .current_dir(root())
-        // Only what is built here: crates of other platforms are not downloaded, and the agent runs on no other.
-        .other_options(["--locked", "--offline", "--filter-platform", "x86_64-unknown-linux-gnu"].map(str::to_owned))
-        .exec()
-        .context("cargo metadata failed; run `cargo fetch --locked` once with the network")
+    MetadataCommand::new().current_dir(root()).no_deps().exec().context("cargo metadata failed")
 }
 
 /// The folder that cargo builds into.

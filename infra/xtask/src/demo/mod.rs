@@ -185,17 +185,17 @@ fn out_dir() -> Result<PathBuf> {
     Ok(out)
 }
 
-/// Release builds of the programs that measure: a debug build would be measured as such.
+/// Optimised builds of the programs that measure: a debug build would be measured as such.
 fn build() -> Result<Binaries> {
-    say("build", "release build of the coordinator and the agent (some minutes the first time)");
+    say("build", "optimised build of the coordinator and the agent (some minutes the first time)");
     // The same selection of packages as in the Makefile, so that dependencies are built once with one set of features.
     workspace::run(
         cargo()
-            .args(["build", "--quiet", "--locked", "--release", "-p", "xtask", "-p", "drums-agent"])
+            .args(["build", "--quiet", "--locked", "--profile", "quick", "-p", "xtask", "-p", "drums-agent"])
             .args(["-p", "drums-coordinator"]),
     )?;
     interrupt::check()?;
-    Ok(Binaries::beside(&workspace::target_dir()?.join("release")))
+    Ok(Binaries::beside(&workspace::target_dir()?.join("quick")))
 }
 
 /// The workload: one userland tree for every arm.

@@ -115,8 +115,8 @@ fn prepare() -> Result<(PathBuf, PathBuf)> {
     let mut build = workspace::cargo();
     // The same selections as in the Makefile, so that nothing is built a second time.
     build.args(["build", "--quiet", "--locked"]);
-    if folder.ends_with("release") {
-        build.args(["--release", "-p", "xtask", "-p", "drums-agent", "-p", "drums-coordinator"]);
+    if let Some(profile) = ["release", "quick"].into_iter().find(|p| folder.ends_with(p)) {
+        build.args(["--profile", profile, "-p", "xtask", "-p", "drums-agent", "-p", "drums-coordinator"]);
     } else {
         build.args(["--workspace", "--bins", "--tests"]);
     }
