@@ -148,6 +148,20 @@ pub fn read_token(path: &Path) -> Result<Token, TokenFileError> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn fuzz_the_configuration_and_the_token_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.toml");
+        let seed = toml::to_string_pretty(&RawConfig::default()).unwrap();
+        drums_fuzz::decoder!(500, vec![seed.into_bytes(), b"drums1.e30\n".to_vec()], |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            if let Ok(raw) = RawConfig::read(&path) {
+                let _ = raw.validate();
+            }
+            let _ = read_token(&path);
+        });
+    }
+
     fn read(text: &str) -> Result<Config, ConfigError> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("agent.toml");

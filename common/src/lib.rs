@@ -10,6 +10,8 @@ pub mod draw;
 pub mod evidence;
 pub mod experiment;
 pub mod failure;
+#[cfg(test)]
+mod fuzz;
 pub mod ids;
 pub mod lease;
 pub mod machine;

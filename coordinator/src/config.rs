@@ -159,6 +159,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn fuzz_the_configuration() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("coordinator.toml");
+        let seed = toml::to_string_pretty(&RawConfig::default()).unwrap();
+        drums_fuzz::decoder!(500, vec![seed.into_bytes()], |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            if let Ok(Some(raw)) = RawConfig::read(&path) {
+                let _ = raw.validate();
+            }
+        });
+    }
+
+    #[test]
     fn the_defaults_hold_together() {
         let c = RawConfig::default().validate().unwrap();
         assert_eq!((c.agents.port(), c.enrol.port(), c.api.port()), (7400, 7401, 7443));

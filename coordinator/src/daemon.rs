@@ -166,7 +166,9 @@ async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
         },
         home: home.dir().display().to_string(),
         build,
+        pki: pki.clone(),
     });
+    api::register_first(&context).await?;
     let router = api::router(context);
     let https = api::serve_https(config.api, &pki, router.clone(), down.clone()).await?.0;
     let unix = api::serve_unix(&home.socket(), router, down.clone())?;

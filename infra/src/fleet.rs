@@ -68,7 +68,13 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    fn start(name: &str, member: &Member, command: &mut Command, log: &Path) -> Result<Self, FleetError> {
+    fn start(
+        name: &str,
+        member: &Member,
+        command: &mut Command,
+        log: &Path,
+        filter: Option<&str>,
+    ) -> Result<Self, FleetError> {
         let out = File::options().create(true).append(true).open(log).map_err(|source| FleetError::File {
             attempt: "open",
             path: log.to_owned(),
@@ -79,6 +85,9 @@ impl Daemon {
             path: log.to_owned(),
             source,
         })?;
+        if let Some(filter) = filter {
+            command.env("DRUMS_LOG", filter);
+        }
         command.stdin(Stdio::null()).stdout(out).stderr(error).process_group(0).env("NO_COLOR", "1");
         let end_with_parent =
             || nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM).map_err(io::Error::from);
@@ -156,6 +165,8 @@ pub struct Layout {
     pub tools: PathBuf,
     /// What the coordinator's configuration says beyond where it is reached, TOML: tests shorten its leases.
     pub coordinator_config: String,
+    /// What the daemons log, as `DRUMS_LOG` says it; none: their default.
+    pub log: Option<String>,
 }
 
 #[derive(Debug)]
@@ -197,7 +208,8 @@ impl Fleet {
         let mut command = Command::new(&self.layout.binaries.coordinator);
         command.arg("--home").arg(&self.layout.home);
         let log = self.layout.logs.join("coordinator.log");
-        let mut daemon = Daemon::start("drums-coordinator", &self.lab.coordinator, &mut command, &log)?;
+        let mut daemon =
+            Daemon::start("drums-coordinator", &self.lab.coordinator, &mut command, &log, self.layout.log.as_deref())?;
         let socket = self.layout.home.join("drums.sock");
         let ready = wait_until(START_PATIENCE, || daemon.ended().is_some() || UnixStream::connect(&socket).is_ok());
         daemon.check_alive()?;
@@ -233,7 +245,8 @@ impl Fleet {
         command.arg("run").arg("--state").arg(self.layout.states.join(name));
         command.arg("--tools").arg(&self.layout.tools).args(arguments);
         let log = self.layout.logs.join(format!("{name}.log"));
-        let mut daemon = Daemon::start(&format!("drums-agent on {name}"), member, &mut command, &log)?;
+        let mut daemon =
+            Daemon::start(&format!("drums-agent on {name}"), member, &mut command, &log, self.layout.log.as_deref())?;
         let mut state = String::new();
         let ready = wait_until(START_PATIENCE, || {
             state = self.host_state(name).unwrap_or_else(|e| e.to_string());

@@ -86,3 +86,18 @@ fn live_the_runbook_for_a_lost_coordinator_works_as_written() {
     };
     check().unwrap();
 }
+
+#[test]
+fn live_the_runbook_for_access_works_as_written() {
+    let check = || -> Result<()> {
+        let mut fleet = TestFleet::start_coordinator(&[])?;
+        execute(&mut fleet, "", &commands("give-access.md")?)?;
+        let people = fleet.ctl_json(&["access", "list", "--json"])?;
+        let valid = |p: &&serde_json::Value| p["name"] == "ada" && p["revoked"].is_null();
+        let people = people["people"].as_array().context("no list of people")?;
+        ensure!(people.iter().filter(|p| p["name"] == "ada").count() == 2, "{people:?}");
+        ensure!(!people.iter().any(|p| valid(&p)), "{people:?}");
+        fleet.finish()
+    };
+    check().unwrap();
+}

@@ -7,6 +7,7 @@ mod live_engine;
 mod live_fleet;
 mod live_measure;
 mod live_runbooks;
+mod live_secrets;
 mod live_windows;
 mod metadata;
 mod net;

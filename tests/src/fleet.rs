@@ -34,7 +34,12 @@ pub struct TestFleet {
 impl TestFleet {
     /// Builds, installs the tools, makes the workload, and starts a coordinator with one agent per host.
     pub fn start(hosts: &[&str]) -> Result<Self> {
-        let mut me = Self::start_coordinator(hosts)?;
+        Self::start_logging(hosts, None)
+    }
+
+    /// As `start`; the daemons log what `filter` says.
+    pub fn start_logging(hosts: &[&str], filter: Option<&str>) -> Result<Self> {
+        let mut me = Self::coordinator(hosts, filter)?;
         for host in hosts {
             me.fleet.enrol(host)?;
         }
@@ -43,6 +48,10 @@ impl TestFleet {
 
     /// As `start`, with hosts that nobody has added yet.
     pub fn start_coordinator(hosts: &[&str]) -> Result<Self> {
+        Self::coordinator(hosts, None)
+    }
+
+    fn coordinator(hosts: &[&str], filter: Option<&str>) -> Result<Self> {
         ensure!(nix::unistd::geteuid().is_root(), "live tests need root: they make namespaces and cgroups for real");
         let binaries = Binaries::beside(&crate::programs()?);
         setup(&binaries.agent)?;
@@ -57,6 +66,7 @@ impl TestFleet {
             logs: dir.join("logs"),
             tools: TOOLS.into(),
             coordinator_config: SHORT_LEASES.to_owned(),
+            log: filter.map(str::to_owned),
         };
         let mut fleet = Fleet::prepare(layout, hosts)?;
         fleet.start_coordinator()?;

@@ -121,6 +121,21 @@ mod tests {
         pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
     }
 
+    /// The command line and the environment come from the host, the values through it from a plan.
+    #[test]
+    fn fuzz_the_configuration() {
+        let good = b"quiet drums.boot=vm drums.hostname=s1 drums.address=198.19.0.2/30 drums.gateway=198.19.0.1 \
+                     drums.gateway_mac=02:00:00:00:00:01 drums.port=80 drums.machine_id=0123456789abcdef0123456789abcdef"
+            .to_vec();
+        drums_fuzz::decoder!(vec![good], |bytes: &[u8]| {
+            let line = String::from_utf8_lossy(bytes);
+            if let Ok(c) = Config::read(std::iter::empty(), &line) {
+                assert!(c.address.is_none_or(|a| a.prefix <= 32));
+                assert!(c.hostname.is_none_or(|h| h.len() <= 64));
+            }
+        });
+    }
+
     #[test]
     fn a_virtual_machine_reads_the_command_line() {
         let line = "quiet panic=-1 drums.boot=vm drums.hostname=s1g1 drums.address=198.19.0.2/30 drums.gateway=198.19.0.1 \

@@ -265,6 +265,22 @@ mod tests {
         read(&mut Wire(io::Cursor::new(bytes.into()), Vec::new()))
     }
 
+    /// Whatever arrives in whatever pieces: a request within the bounds, or a refusal with a status.
+    #[test]
+    fn fuzz_requests() {
+        let get = b"GET /probe?nonce=a%20b&x=1 HTTP/1.1\r\nHost: s7\r\n\r\n".to_vec();
+        let post = b"POST /execute HTTP/1.1\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n{\"a\":[1]}".to_vec();
+        assert!(send(get.clone()).is_ok() && send(post.clone()).is_ok());
+        drums_fuzz::decoder!(vec![get, post], |bytes: &[u8]| {
+            match send(bytes) {
+                Ok(r) => assert!(r.body.len() <= MAX_BODY && r.headers.len() <= MAX_HEADERS),
+                Err(Bad::Refuse(status, why)) => assert!(status >= 400 && !why.is_empty()),
+                Err(Bad::Gone) => {}
+            }
+            let _ = parse_form(&String::from_utf8_lossy(bytes));
+        });
+    }
+
     fn status(bytes: impl Into<Vec<u8>>) -> u16 {
         match send(bytes) {
             Err(Bad::Refuse(status, _)) => status,

@@ -329,6 +329,22 @@ mod tests {
         (Talk::new(ours), t)
     }
 
+    /// Whatever a program answers is an answer or an error within the time limit.
+    #[test]
+    fn fuzz_answers_of_programs() {
+        let good = br#"{"ok":true,"address":"127.0.0.1:5000","mechanism":{"a":"b"},"more":1}"#.to_vec();
+        let refused = br#"{"ok":false,"error":"no room"}"#.to_vec();
+        drums_fuzz::decoder!(vec![good, refused], |bytes: &[u8]| {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(bytes).unwrap();
+            theirs.write_all(b"\n").unwrap();
+            theirs.shutdown(std::net::Shutdown::Write).unwrap();
+            if let Ok(answer) = Talk::new(ours).ask(&json!({"op": "create", "session": "s"}), SHORT) {
+                assert!(answer.ok);
+            }
+        });
+    }
+
     #[test]
     fn an_answer_is_one_line_of_json() {
         let (mut talk, t) =

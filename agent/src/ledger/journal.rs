@@ -123,3 +123,33 @@ fn row(line: &[u8]) -> Result<Row, String> {
     }
     serde_json::from_str(json).map_err(|e| format!("not a row of this version: {e}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the file holds: whole rows, or the place of the damage; what was read can be written and read again.
+    #[test]
+    fn fuzz_the_ledger() {
+        let rows =
+            [Row::Numbers { below: 17 }, Row::Intent { plan: "s7".into(), boot: "boot".into(), resources: Vec::new() }];
+        let good: String = rows.iter().map(line).collect();
+        assert_eq!(parse(good.as_bytes()).unwrap().0, rows);
+        let seeds = vec![good.into_bytes(), br#"{"numbers":{"below":1}}"#.to_vec()];
+        drums_fuzz::decoder!(seeds, |bytes: &[u8]| {
+            // As the file, and as a row whose checksum is right.
+            let json = String::from_utf8_lossy(bytes).replace('\n', "");
+            let sealed = format!("{} {json}\n", checksum(&json));
+            for bytes in [bytes, sealed.as_bytes()] {
+                match parse(bytes) {
+                    Ok((rows, whole)) => {
+                        assert!(whole <= bytes.len() as u64);
+                        let text: String = rows.iter().map(line).collect();
+                        assert_eq!(parse(text.as_bytes()).unwrap().0, rows);
+                    }
+                    Err((at, _)) => assert!(at < bytes.len() as u64),
+                }
+            }
+        });
+    }
+}

@@ -257,3 +257,22 @@ fn a_server_without_a_place_is_asked_again() {
     assert_eq!(v["ok"], true);
     t.join().unwrap();
 }
+
+/// A session's answers come from a guest that may be hostile.
+#[test]
+fn fuzz_answers() {
+    let good = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}".to_vec();
+    let refusal = b"HTTP/1.0 503 no\r\ncontent-type: text/plain\r\n\r\nlater".to_vec();
+    assert!(Answer::parse(&good).unwrap().unwrap().complete(&good));
+    drums_fuzz::decoder!(vec![good, refusal], |bytes: &[u8]| {
+        if let Ok(Some(answer)) = Answer::parse(bytes) {
+            assert!(answer.length.is_none_or(|n| n <= MAX_RESPONSE));
+            for closed in [false, true] {
+                if let Ok(body) = answer.finish(bytes, closed) {
+                    assert!(body.len() <= bytes.len());
+                    let _ = json::<serde_json::Value>(&body);
+                }
+            }
+        }
+    });
+}

@@ -535,6 +535,31 @@ mod tests {
         b
     }
 
+    /// Whatever is in a bundle's files, and even if its manifest fits: an answer, never a panic.
+    #[test]
+    fn fuzz_bundles() {
+        // A part of the records: an input is verified in a moment.
+        let mut b = bundle();
+        for (path, bytes) in &mut b {
+            let lines =
+                bytes.split_inclusive(|b| *b == b'\n').take(if path.ends_with(".jsonl") { 8 } else { usize::MAX });
+            *bytes = lines.collect::<Vec<_>>().concat();
+        }
+        let paths: Vec<String> = b.keys().cloned().collect();
+        let seeds = b.values().cloned().collect();
+        drums_fuzz::decoder!(100, seeds, |bytes: &[u8]| {
+            // In place of the file that it resembles.
+            let start = &bytes[..bytes.len().min(16)];
+            let path = paths.iter().find(|p| b[*p].starts_with(start)).unwrap_or(&paths[0]);
+            let mut changed = b.clone();
+            changed.insert(path.clone(), bytes.to_vec());
+            let _ = verify(&changed, None);
+            if path != MANIFEST {
+                let _ = verify(&forged(changed, |_| {}), None);
+            }
+        });
+    }
+
     #[test]
     fn a_run_that_was_left_out_leaves_a_gap() {
         let s = Scenario::exp028(1);

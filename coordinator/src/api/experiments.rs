@@ -451,7 +451,8 @@ mod tests {
             Control::start(store.clone(), artifacts, Arc::new(SystemClock), times, is_down).await.unwrap();
         let sha = Sha256::of(b"-");
         let enrolment = Enrolment { ca: sha, addresses: vec![], agents_port: 1, enrol_port: 2 };
-        let c = Arc::new(Context { control, enrolment, home: String::new(), build: sha });
+        let pki = Arc::new(crate::pki::Pki::open_or_create(&home.pki(), Micros(1_790_000_000_000_000)).unwrap().0);
+        let c = Arc::new(Context { control, enrolment, home: String::new(), build: sha, pki });
 
         let seeded = |n: u32| SPEC.replace("seed = 1", &format!("seed = {n}"));
         let all = futures_util::future::join_all((1..9).map(|n| ask(&c, seeded(n), false))).await;

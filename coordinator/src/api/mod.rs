@@ -1,7 +1,7 @@
 //! The API of operators: JSON over HTTP/1.1, `/api/v1/...`.
 //!
-//! Served over HTTPS to holders of an operator's certificate and over the unix socket of the home to whoever may open
-//! it (mode 0600). Owns routes and mirror types ([`views`]); decides nothing. Errors are [`Failure`]s with a status.
+//! Served over HTTPS to holders of a person's certificate, as far as its role allows, and over the unix socket of the home
+//! to whoever may open it (mode 0600), who is an operator. Owns routes and mirror types ([`views`]); decides nothing. Errors are [`Failure`]s with a status.
 //!
 //! ```text
 //! GET  status                          GET  hosts           POST hosts            POST hosts/H/release
@@ -9,8 +9,10 @@
 //! POST plan        POST registrations  GET  registrations   GET  registrations/SHA
 //! GET  runs        POST runs           GET  runs/R          POST runs/R/cancel
 //! GET  runs/R/events?after=N&wait_s=S  GET  runs/R/meta     GET  runs/R/evidence/H?after=N   GET  audit
+//! GET  access      POST access         POST access/revoke
 //! ```
 
+mod access;
 mod experiments;
 mod hosts;
 mod runs;
@@ -28,15 +30,21 @@ use axum::{
     routing::{get, post},
 };
 use drums_common::{
+    digest::Sha256,
     failure::{Failure, FailureClass},
     spec::BadSpec,
     telemetry::chain,
 };
 use serde::{Deserialize, Serialize};
 
+pub use access::register_first;
 pub use serve::{ServeError, Served, serve_https, serve_unix};
 
-use crate::{store::StoreError, tasks::Control};
+use crate::{
+    pki::{Pki, Role},
+    store::StoreError,
+    tasks::Control,
+};
 
 /// A spec may have 256 KiB; escaped as JSON text it may double.
 const MAX_JSON: usize = 1 << 20;
@@ -52,13 +60,14 @@ pub struct Context {
     /// What tokens say.
     pub enrolment: Enrolment,
     pub home: String,
-    pub build: drums_common::digest::Sha256,
+    pub build: Sha256,
+    pub pki: Arc<Pki>,
 }
 
 /// How agents find this coordinator.
 #[derive(Clone, Debug)]
 pub struct Enrolment {
-    pub ca: drums_common::digest::Sha256,
+    pub ca: Sha256,
     /// Used when the operator names none.
     pub addresses: Vec<String>,
     pub agents_port: u16,
@@ -68,6 +77,15 @@ pub struct Enrolment {
 type Shared = axum::extract::State<Arc<Context>>;
 
 /// Who asks: put into each request by the server that accepted the connection.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    pub name: String,
+    pub role: Role,
+    /// None over the unix socket: the file's mode has decided.
+    pub certificate: Option<Sha256>,
+}
+
+/// A caller who was let in: what the audit trail says.
 #[derive(Clone, Debug)]
 pub struct Operator(pub String);
 
@@ -179,6 +197,8 @@ pub fn router(context: Arc<Context>) -> Router {
         .route("/plan", post(experiments::plan))
         .route("/registrations", get(experiments::registrations).post(experiments::register))
         .route("/registrations/{sha}", get(experiments::registration))
+        .route("/access", get(access::list).post(access::add))
+        .route("/access/revoke", post(access::revoke))
         .route("/runs", get(runs::list).post(runs::create))
         .route("/runs/{run}", get(runs::one))
         .route("/runs/{run}/cancel", post(runs::cancel))
@@ -194,6 +214,7 @@ pub fn router(context: Arc<Context>) -> Router {
                 "drumsctl and the coordinator may be of different versions",
             )
         })
+        .layer(axum::middleware::from_fn_with_state(context.clone(), access::admit))
         .layer(axum::middleware::from_fn(log))
         .layer(DefaultBodyLimit::max(MAX_JSON))
         .with_state(context)

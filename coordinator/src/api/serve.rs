@@ -23,8 +23,8 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::Operator;
-use crate::pki::{Pki, PkiError, Subject, subject_of};
+use super::Caller;
+use crate::pki::{Pki, PkiError, Role, Subject, subject_of};
 
 /// Connections at once on each listener; an operator's tool needs one.
 const MAX_CONNECTIONS: usize = 128;
@@ -68,7 +68,8 @@ pub fn serve_unix(path: &Path, router: Router, shutdown: watch::Receiver<bool>) 
                     // Only root and the socket's owner can open it.
                     let who =
                         stream.peer_cred().map_or_else(|_| "local operator".to_owned(), |c| format!("uid {}", c.uid()));
-                    let router = router.clone().layer(Extension(Operator(who)));
+                    let caller = Caller { name: who, role: Role::Operator, certificate: None };
+                    let router = router.clone().layer(Extension(caller));
                     connections.spawn(|down| serve_one(stream, router, down));
                 }
                 Err(e) => connections.failed("unix socket", &e).await,
@@ -79,7 +80,7 @@ pub fn serve_unix(path: &Path, router: Router, shutdown: watch::Receiver<bool>) 
     }))
 }
 
-/// HTTPS for holders of an operator's certificate of this home's CA.
+/// HTTPS for holders of a person's certificate of this home's CA; whether it still counts is asked with each request.
 pub async fn serve_https(
     address: SocketAddr,
     pki: &Pki,
@@ -108,11 +109,12 @@ pub async fn serve_https(
                         let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
                         let subject = leaf.and_then(|der| subject_of(der).ok());
                         // Agents' certificates are of the same CA, and must not open this door.
-                        let Some(Subject::Operator { name, .. }) = subject else {
-                            tracing::warn!(remote = %remote, "api peer refused: its certificate is not an operator's");
+                        let Some(Subject::Person { role, name, certificate }) = subject else {
+                            tracing::warn!(remote = %remote, "api peer refused: its certificate is no person's");
                             return;
                         };
-                        serve_one(stream, router.layer(Extension(Operator(name))), down).await;
+                        let caller = Caller { name, role, certificate: Some(certificate) };
+                        serve_one(stream, router.layer(Extension(caller)), down).await;
                     });
                 }
                 Err(e) => connections.failed("https", &e).await,

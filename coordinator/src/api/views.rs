@@ -15,6 +15,8 @@ use drums_common::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::pki::Role;
+
 /// RFC 3339 with microseconds, UTC.
 pub fn utc(at: Micros) -> String {
     jiff::Timestamp::from_microsecond(at.0).map_or_else(|_| at.to_string(), |t| t.to_string())
@@ -258,3 +260,51 @@ pub struct EvidenceRow {
 
 /// Counts by word, for `doctor`.
 pub type Counts = BTreeMap<String, u64>;
+
+/// Somebody with a certificate.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PersonView {
+    pub name: String,
+    pub role: Role,
+    pub certificate: Sha256,
+    pub issued: String,
+    pub expires: String,
+    pub revoked: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct AccessView {
+    pub people: Vec<PersonView>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddAccess {
+    pub name: String,
+    pub role: Role,
+    /// PKCS#10, DER, base64. The key stays with whoever asked.
+    pub signing_request: String,
+    /// Revoke what this name had before.
+    pub replace: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct IssuedView {
+    pub person: PersonView,
+    pub certificate_pem: String,
+    pub ca_pem: String,
+    /// Certificates that this one replaced.
+    pub replaced: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RevokeAccess {
+    /// A name, or one certificate's SHA-256.
+    pub who: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RevokedView {
+    pub revoked: u64,
+}

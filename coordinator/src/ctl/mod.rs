@@ -4,6 +4,7 @@
 //! and copy a home). Each command says on an error what was attempted, why it failed and what to do next; exit codes are
 //! for scripts.
 
+mod access;
 mod client;
 mod error;
 mod experiments;
@@ -80,6 +81,9 @@ pub enum Command {
     /// Hosts: add, list, release.
     #[command(subcommand, after_help = "Example: drumsctl host add h1 --address 10.0.0.5 > h1.token")]
     Host(fleet::HostCommand),
+    /// People who may ask over HTTPS: add, list, revoke certificates.
+    #[command(subcommand, after_help = "Example: drumsctl access add ada --role viewer --out ada")]
+    Access(access::AccessCommand),
     /// Workloads: add, list.
     #[command(subcommand, after_help = "Example: drumsctl workload add target/images/minimal")]
     Workload(workloads::WorkloadCommand),
@@ -174,6 +178,7 @@ async fn run(cli: Cli) -> Result<ExitCode, CtlError> {
     match command {
         Command::Init(c) => home::init(&global, &c),
         Command::Host(c) => fleet::host(&global, c).await,
+        Command::Access(c) => access::access(&global, c).await,
         Command::Workload(c) => workloads::workload(&global, c).await,
         Command::Register(c) => experiments::register(&global, c).await,
         Command::Plan(c) => experiments::plan(&global, c).await,

@@ -371,7 +371,9 @@ impl Archive {
 
     fn unpack(packed: impl Read) -> Result<Self, String> {
         let text = |e: io::Error| e.to_string();
-        let mut archive = tar::Archive::new(zstd::Decoder::new(packed).map_err(text)?);
+        // Also names may be long: nothing that is read goes beyond files, their headers and padding.
+        let most = bundle::MAX_BYTES + 1024 * MAX_FILES as u64;
+        let mut archive = tar::Archive::new(zstd::Decoder::new(packed).map_err(text)?.take(most));
         let (mut out, mut left) = (BTreeMap::new(), bundle::MAX_BYTES);
         for entry in archive.entries().map_err(text)? {
             let entry = entry.map_err(text)?;
@@ -455,5 +457,23 @@ mod tests {
         });
         let why = Archive::unpack(packed.as_slice()).err().unwrap();
         assert!(why.contains("unpacks to more than"), "{why}");
+    }
+    #[test]
+    fn fuzz_archives() {
+        let packed = archive(|tar| {
+            tar.append_data(&mut header(2), "manifest.json", &b"{}"[..]).unwrap();
+            tar.append_data(&mut header(3), format!("samples/{}.jsonl", "x".repeat(120)), &b"{}\n"[..]).unwrap();
+        });
+        let plain = zstd::decode_all(packed.as_slice()).unwrap();
+        drums_fuzz::decoder!(vec![packed, plain], |bytes: &[u8]| {
+            // As the file, and as what the file unpacks to.
+            for packed in [bytes.to_vec(), zstd::encode_all(bytes, 1).unwrap()] {
+                if let Ok(found) = Archive::unpack(packed.as_slice()) {
+                    for path in found.paths().unwrap() {
+                        let _ = found.read(&path, 100);
+                    }
+                }
+            }
+        });
     }
 }

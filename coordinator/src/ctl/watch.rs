@@ -239,7 +239,8 @@ mod tests {
                 .unwrap();
         let sha = Sha256::of(b"-");
         let enrolment = api::Enrolment { ca: sha, addresses: vec![], agents_port: 1, enrol_port: 2 };
-        let context = Arc::new(api::Context { control, enrolment, home: String::new(), build: sha });
+        let pki = Arc::new(crate::pki::Pki::open_or_create(&home.pki(), Micros(1_790_000_000_000_000)).unwrap().0);
+        let context = Arc::new(api::Context { control, enrolment, home: String::new(), build: sha, pki });
         let served = api::serve_unix(&home.socket(), api::router(context), is_down).unwrap();
 
         let global = Global { home: dir.path().into(), api: None, cert: None, key: None, ca: None, json: false };

@@ -124,7 +124,7 @@ fn peer_of(connection: &Connection) -> Result<Peer, Failure> {
     let leaf = chain.as_ref().and_then(|c| c.first()).ok_or_else(|| refuse("it has no certificate".into()))?;
     match subject_of(leaf) {
         Ok(Subject::Agent { host, installation, certificate }) => Ok(Peer { host, installation, certificate }),
-        Ok(Subject::Operator { name, .. }) => Err(refuse(format!("its certificate is operator {name}'s"))),
+        Ok(Subject::Person { role, name, .. }) => Err(refuse(format!("its certificate is {role} {name}'s"))),
         Err(e) => Err(refuse(e.to_string())),
     }
 }

@@ -1,8 +1,8 @@
 //! The private CA of a home: who is the coordinator, who is an operator, which agent is which host.
 //!
 //! Owns the key files (mode 0600) and what a certificate says. Knows no network. Server certificates carry one fixed
-//! name (`SERVER_NAME`), so that addresses may change; agents carry `drums:agent:<host>:<installation>`, operators
-//! `drums:operator:<name>`, as URI in the subject's alternative names.
+//! name (`SERVER_NAME`), so that addresses may change; agents carry `drums:agent:<host>:<installation>`, people
+//! `drums:<role>:<name>`, as URI in the subject's alternative names.
 //!
 //! ```text
 //! pki/ca.{pem,key}  server.{pem,key}  operator.{pem,key}  quic.key (stateless resets and connection ids)
@@ -29,7 +29,7 @@ use rcgen::{
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject as _};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-pub use self::subject::{NotAnAgent, Subject, subject_of};
+pub use self::subject::{NotAnAgent, Role, Subject, subject_of};
 
 /// The CA and the server: ten years, longer than any use of a home; replacing a CA means enrolling every agent again.
 const CA_DAYS: i64 = 3_650;
@@ -65,7 +65,7 @@ pub struct Credentials {
     pub key: PrivateKeyDer<'static>,
 }
 
-/// A certificate that was issued to an agent.
+/// A certificate that was issued to an agent or a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issued {
     pub pem: String,
@@ -175,12 +175,14 @@ impl Pki {
         server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         let server_cert = server.signed_by(&server_key, &issuer).map_err(|source| PkiError::Make { what, source })?;
 
-        let (operator_pem, operator_key) = issue_operator(&issuer, "operator", now)?;
+        let what = "the operator's certificate";
+        let operator_key = KeyPair::generate().map_err(|source| PkiError::Make { what, source })?;
+        let operator = issue(&issuer, &operator_key, person("operator", Role::Operator, now)?, what)?;
 
         files::write(&dir.join("server.pem"), server_cert.pem().as_bytes(), 0o644)?;
         files::write(&dir.join("server.key"), server_key.serialize_pem().as_bytes(), 0o600)?;
-        files::write(&dir.join("operator.pem"), operator_pem.as_bytes(), 0o644)?;
-        files::write(&dir.join("operator.key"), operator_key.as_bytes(), 0o600)?;
+        files::write(&dir.join("operator.pem"), operator.pem().as_bytes(), 0o644)?;
+        files::write(&dir.join("operator.key"), operator_key.serialize_pem().as_bytes(), 0o600)?;
         let quic: [u8; 40] = rand::random();
         files::write(&dir.join("quic.key"), hex::encode(quic).as_bytes(), 0o600)?;
         files::write(&dir.join("ca.pem"), ca_pem.as_bytes(), 0o644)?;
@@ -243,16 +245,32 @@ impl Pki {
         params.subject_alt_names = vec![SanType::URI(uri)];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        let cert = params
-            .signed_by(&request.parsed.public_key, &self.issuer)
-            .map_err(|source| PkiError::Make { what, source })?;
-        let expires = Micros(now.0.saturating_add(LEAF_DAYS * DAY_US));
-        Ok(Issued { pem: cert.pem(), sha256: Sha256::of(cert.der()), expires })
+        let cert = issue(&self.issuer, &request.parsed.public_key, params, what)?;
+        Ok(issued(&cert, now))
     }
 
-    /// A further operator: certificate and key, both PEM.
-    pub fn issue_operator(&self, name: &str, now: Micros) -> Result<(String, String), PkiError> {
-        issue_operator(&self.issuer, name, now)
+    /// Certifies a person's key. What the request asks for beyond the key is ignored.
+    pub fn issue_person(
+        &self,
+        request: &SigningRequest,
+        name: &str,
+        role: Role,
+        now: Micros,
+    ) -> Result<Issued, PkiError> {
+        let params = person(name, role, now)?;
+        let cert = issue(&self.issuer, &request.parsed.public_key, params, "a person's certificate")?;
+        Ok(issued(&cert, now))
+    }
+
+    /// SHA-256 and end of the certificate of the operator who made the home.
+    pub fn first_operator(&self) -> Result<(Sha256, Micros), PkiError> {
+        let (path, _) = self.operator_paths();
+        let damaged = |what: String| PkiError::Damaged { path: path.clone(), what };
+        let der =
+            CertificateDer::from_pem_slice(files::read_text(&path)?.as_bytes()).map_err(|e| damaged(e.to_string()))?;
+        let (_, cert) = X509Certificate::from_der(&der).map_err(|e| damaged(e.to_string()))?;
+        let expires = cert.validity().not_after.timestamp().saturating_mul(1_000_000);
+        Ok((Sha256::of(&der), Micros(expires)))
     }
 }
 
@@ -277,16 +295,29 @@ pub struct QuicKeys {
     pub connection_ids: u64,
 }
 
-fn issue_operator(issuer: &Issuer<'_, KeyPair>, name: &str, now: Micros) -> Result<(String, String), PkiError> {
-    let what = "an operator's certificate";
-    let key = KeyPair::generate().map_err(|source| PkiError::Make { what, source })?;
+/// What a person's certificate says.
+fn person(name: &str, role: Role, now: Micros) -> Result<CertificateParams, PkiError> {
+    let what = "a person's certificate";
     let mut params = params(name, now, LEAF_DAYS)?;
-    let uri = subject::operator_uri(name).try_into().map_err(|source| PkiError::Make { what, source })?;
+    let uri = subject::person_uri(role, name).try_into().map_err(|source| PkiError::Make { what, source })?;
     params.subject_alt_names = vec![SanType::URI(uri)];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    let cert = params.signed_by(&key, issuer).map_err(|source| PkiError::Make { what, source })?;
-    Ok((cert.pem(), key.serialize_pem()))
+    Ok(params)
+}
+
+fn issue(
+    issuer: &Issuer<'_, KeyPair>,
+    key: &impl PublicKeyData,
+    params: CertificateParams,
+    what: &'static str,
+) -> Result<rcgen::Certificate, PkiError> {
+    params.signed_by(key, issuer).map_err(|source| PkiError::Make { what, source })
+}
+
+fn issued(cert: &rcgen::Certificate, now: Micros) -> Issued {
+    let expires = Micros(now.0.saturating_add(LEAF_DAYS * DAY_US));
+    Issued { pem: cert.pem(), sha256: Sha256::of(cert.der()), expires }
 }
 
 fn params(common_name: &str, now: Micros, days: i64) -> Result<CertificateParams, PkiError> {

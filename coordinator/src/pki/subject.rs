@@ -10,7 +10,41 @@ use x509_parser::{
 };
 
 const AGENT: &str = "drums:agent:";
-const OPERATOR: &str = "drums:operator:";
+
+/// What a person's certificate allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Everything.
+    Operator,
+    /// To look at everything, and to change nothing.
+    Viewer,
+}
+
+impl Role {
+    pub const ALL: [Self; 2] = [Self::Operator, Self::Viewer];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Operator => "operator",
+            Self::Viewer => "viewer",
+        }
+    }
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl std::str::FromStr for Role {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|r| r.as_str() == text);
+        found.ok_or_else(|| format!("{text:?} is not a role; expected operator or viewer"))
+    }
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
@@ -20,7 +54,8 @@ pub enum Subject {
         /// Of the certificate's DER.
         certificate: Sha256,
     },
-    Operator {
+    Person {
+        role: Role,
         name: String,
         certificate: Sha256,
     },
@@ -42,8 +77,8 @@ pub(super) fn agent_uri(host: &HostId, installation: InstallationId) -> String {
     format!("{AGENT}{host}:{installation}")
 }
 
-pub(super) fn operator_uri(name: &str) -> String {
-    format!("{OPERATOR}{name}")
+pub(super) fn person_uri(role: Role, name: &str) -> String {
+    format!("drums:{role}:{name}")
 }
 
 /// Reads the name in a certificate that was verified before.
@@ -72,6 +107,10 @@ pub(super) fn parse(uri: &str, certificate: Sha256) -> Result<Subject, NotAnAgen
         let (host, installation) = (host.parse().map_err(|_| bad())?, installation.parse().map_err(|_| bad())?);
         return Ok(Subject::Agent { host, installation, certificate });
     }
-    let name = uri.strip_prefix(OPERATOR).filter(|n| !n.is_empty()).ok_or_else(bad)?;
-    Ok(Subject::Operator { name: name.to_owned(), certificate })
+    let (role, name) = uri.strip_prefix("drums:").and_then(|r| r.split_once(':')).ok_or_else(bad)?;
+    let role = role.parse().map_err(|_| bad())?;
+    if name.is_empty() {
+        return Err(bad());
+    }
+    Ok(Subject::Person { role, name: name.to_owned(), certificate })
 }

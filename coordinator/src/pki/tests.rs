@@ -100,12 +100,31 @@ fn agents_get_their_own_name_and_nothing_they_asked_for() {
 fn names_that_are_not_agents_are_told_apart() {
     let dir = tempfile::tempdir().unwrap();
     let (pki, _) = Pki::open_or_create(dir.path(), NOW).unwrap();
-    let (pem, _) = pki.issue_operator("ada", NOW).unwrap();
-    let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
-    assert!(matches!(subject_of(&der), Ok(Subject::Operator { name, .. }) if name == "ada"));
+    let key = KeyPair::generate().unwrap();
+    let request = CertificateParams::default().serialize_request(&key).unwrap();
+    let request = SigningRequest::parse(request.der()).unwrap();
+    for role in Role::ALL {
+        let issued = pki.issue_person(&request, "ada", role, NOW).unwrap();
+        let der = CertificateDer::from_pem_slice(issued.pem.as_bytes()).unwrap();
+        let ada = Subject::Person { role, name: "ada".to_owned(), certificate: issued.sha256 };
+        assert_eq!(subject_of(&der), Ok(ada));
+    }
+    let operator = fs::read_to_string(pki.operator_paths().0).unwrap();
+    let der = CertificateDer::from_pem_slice(operator.as_bytes()).unwrap();
+    let (certificate, expires) = pki.first_operator().unwrap();
+    assert_eq!(expires, Micros(NOW.0 + LEAF_DAYS * DAY_US));
+    let first = Subject::Person { role: Role::Operator, name: "operator".to_owned(), certificate };
+    assert_eq!(subject_of(&der), Ok(first));
     assert_eq!(subject_of(&pki.server().unwrap().chain[0]), Err(NotAnAgent::NoName));
     assert_eq!(subject_of(b"garbage"), Err(NotAnAgent::Malformed));
-    for bad in ["drums:agent:h1", "drums:agent:H1:01020304", "drums:agent:h1:xyz", "drums:operator:", "drums:x:y"] {
+    for bad in [
+        "drums:agent:h1",
+        "drums:agent:H1:01020304",
+        "drums:agent:h1:xyz",
+        "drums:operator:",
+        "drums:viewer",
+        "drums:x:y",
+    ] {
         assert!(matches!(subject::parse(bad, Sha256::of(b"")), Err(NotAnAgent::BadName(_))), "{bad}");
     }
 }
@@ -119,4 +138,25 @@ fn malformed_signing_requests_are_refused() {
     let mut der = CertificateParams::default().serialize_request(&key).unwrap().der().to_vec();
     *der.last_mut().unwrap() ^= 1;
     assert!(matches!(SigningRequest::parse(&der), Err(PkiError::BadRequest { .. })), "signature does not match");
+}
+
+/// Certificates come from whoever connects, signing requests from whoever has a token.
+#[test]
+fn fuzz_certificates_and_signing_requests() {
+    let dir = tempfile::tempdir().unwrap();
+    let (pki, _) = Pki::open_or_create(dir.path(), NOW).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let request = CertificateParams::default().serialize_request(&key).unwrap().der().to_vec();
+    let parsed = SigningRequest::parse(&request).unwrap();
+    let (host, installation) = ("h1".parse().unwrap(), InstallationId([1, 2, 3, 4]));
+    let issued = pki.issue_agent(&parsed, &host, installation, NOW).unwrap();
+    let leaf = CertificateDer::from_pem_slice(issued.pem.as_bytes()).unwrap().to_vec();
+    drums_fuzz::decoder!(vec![request, leaf], |bytes: &[u8]| {
+        let _ = subject_of(bytes);
+        // Only what its own key has signed.
+        if let Ok(request) = SigningRequest::parse(bytes) {
+            assert_eq!(request.key_sha256, parsed.key_sha256);
+        }
+        let _ = subject::parse(&String::from_utf8_lossy(bytes), Sha256::of(b""));
+    });
 }

@@ -218,6 +218,37 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     assert_eq!((row.generation.0, row.facts.is_none(), row.installation), (4, true, Some(of(3).installation)));
     assert!(s.certificate(of(2).sha256).unwrap().unwrap().revoked.is_some());
     assert!(s.certificate(of(3).sha256).unwrap().unwrap().revoked.is_none());
+    people(open().as_mut());
+}
+
+/// Certificates of people: what was revoked stays there, and stays revoked.
+fn people(s: &mut dyn Store) {
+    let row = |n: u8, name: &str, role| PersonRow {
+        certificate: Sha256([n; 32]),
+        name: name.to_owned(),
+        role,
+        issued: Micros(i64::from(n)),
+        expires: Micros(1_000),
+        revoked: None,
+    };
+    let ada = row(1, "ada", Role::Operator);
+    assert_eq!(s.add_person(&ada, false, &audit("access-add")).unwrap(), 0);
+    assert!(s.add_person(&ada, false, &audit("twice")).is_err());
+    assert_eq!(s.person(ada.certificate).unwrap(), Some(ada.clone()));
+    assert_eq!(s.person(Sha256([9; 32])).unwrap(), None);
+    s.add_person(&row(2, "bob", Role::Viewer), false, &audit("access-add")).unwrap();
+    s.add_person(&row(3, "ada", Role::Viewer), false, &audit("access-add")).unwrap();
+    // The name's earlier ones, nobody else's.
+    assert_eq!(s.add_person(&row(4, "ada", Role::Viewer), true, &audit("access-add")).unwrap(), 2);
+    let revoked: Vec<_> = s.people().unwrap().into_iter().map(|p| (p.name, p.revoked.map(|r| r.0))).collect();
+    let of = |name: &str, at| (name.to_owned(), at);
+    assert_eq!(revoked, [of("ada", Some(4)), of("bob", None), of("ada", Some(4)), of("ada", None)]);
+    let audits = s.audits(100).unwrap().len();
+    assert_eq!(s.revoke_people("nobody", Micros(7), &audit("access-revoke")).unwrap(), 0);
+    assert_eq!(s.revoke_people(&Sha256([2; 32]).to_string(), Micros(7), &audit("access-revoke")).unwrap(), 1);
+    assert_eq!(s.revoke_people("ada", Micros(8), &audit("access-revoke")).unwrap(), 1);
+    assert_eq!(s.audits(100).unwrap().len(), audits + 2, "only what was done");
+    assert_eq!(s.person(ada.certificate).unwrap().unwrap().revoked, Some(Micros(4)));
 }
 
 #[test]

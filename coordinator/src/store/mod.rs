@@ -12,6 +12,7 @@
 mod contract;
 mod handle;
 mod sqlite;
+mod sqlite_people;
 mod sqlite_runs;
 
 use std::path::{Path, PathBuf};
@@ -31,6 +32,7 @@ pub use sqlite::SqliteStore;
 use crate::{
     core::run::{Note, RunState},
     net::ports::{Redemption, TokenRefusal},
+    pki::Role,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +102,17 @@ pub struct CertificateRow {
     pub sha256: Sha256,
     pub host: HostId,
     pub installation: InstallationId,
+    pub expires: Micros,
+    pub revoked: Option<Micros>,
+}
+
+/// A certificate of a person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PersonRow {
+    pub certificate: Sha256,
+    pub name: String,
+    pub role: Role,
+    pub issued: Micros,
     pub expires: Micros,
     pub revoked: Option<Micros>,
 }
@@ -197,6 +210,16 @@ pub trait Store: Send {
     /// on is forgotten, and what it was given is fenced.
     fn add_certificate(&mut self, row: &CertificateRow, now: Micros) -> Result<bool, StoreError>;
     fn certificate(&mut self, sha256: Sha256) -> Result<Option<CertificateRow>, StoreError>;
+
+    /// A person's new certificate, with its entry in the audit trail. With `replace` those that the name had are revoked;
+    /// how many these were.
+    fn add_person(&mut self, row: &PersonRow, replace: bool, audit: &AuditRow) -> Result<u64, StoreError>;
+    fn person(&mut self, certificate: Sha256) -> Result<Option<PersonRow>, StoreError>;
+    /// In order of issue.
+    fn people(&mut self) -> Result<Vec<PersonRow>, StoreError>;
+    /// Revokes the valid certificates of a name, or the one with this SHA-256, with an entry in the audit trail if there
+    /// were any; how many there were.
+    fn revoke_people(&mut self, who: &str, now: Micros, audit: &AuditRow) -> Result<u64, StoreError>;
 
     /// With its entry in the audit trail; false if it was there already.
     fn add_workload(&mut self, row: &WorkloadRow, audit: &AuditRow) -> Result<bool, StoreError>;

@@ -17,8 +17,8 @@ use drums_common::{
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, TransactionBehavior, params};
 
 use super::{
-    AuditRow, CertificateRow, EventRow, EvidenceRow, HelloRow, HostRow, Ownership, Registered, RunRow, Store,
-    StoreError, WorkloadRow, sqlite_runs,
+    AuditRow, CertificateRow, EventRow, EvidenceRow, HelloRow, HostRow, Ownership, PersonRow, Registered, RunRow,
+    Store, StoreError, WorkloadRow, sqlite_people, sqlite_runs,
 };
 use crate::{
     core::run::{Note, RunState},
@@ -26,7 +26,10 @@ use crate::{
 };
 
 /// Forward only; a number is never reused.
-const MIGRATIONS: [(&str, &str); 1] = [("0001_first", include_str!("migrations/0001_first.sql"))];
+const MIGRATIONS: [(&str, &str); 2] = [
+    ("0001_first", include_str!("migrations/0001_first.sql")),
+    ("0002_people", include_str!("migrations/0002_people.sql")),
+];
 
 pub struct SqliteStore {
     connection: Connection,
@@ -94,7 +97,7 @@ fn migrate(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn insert_audit(connection: &Connection, row: &AuditRow) -> rusqlite::Result<()> {
+pub(super) fn insert_audit(connection: &Connection, row: &AuditRow) -> rusqlite::Result<()> {
     connection
         .execute(
             "INSERT INTO audit (at_us, actor, action, detail) VALUES (?1, ?2, ?3, ?4)",
@@ -378,6 +381,19 @@ impl Store for SqliteStore {
             expires: Micros(expires),
             revoked: revoked.map(Micros),
         }))
+    }
+
+    fn add_person(&mut self, row: &PersonRow, replace: bool, audit: &AuditRow) -> Result<u64, StoreError> {
+        sqlite_people::add(self, row, replace, audit)
+    }
+    fn person(&mut self, certificate: Sha256) -> Result<Option<PersonRow>, StoreError> {
+        sqlite_people::one(self, certificate)
+    }
+    fn people(&mut self) -> Result<Vec<PersonRow>, StoreError> {
+        sqlite_people::all(self)
+    }
+    fn revoke_people(&mut self, who: &str, now: Micros, audit: &AuditRow) -> Result<u64, StoreError> {
+        sqlite_people::revoke(self, who, now, audit)
     }
 
     fn add_workload(&mut self, row: &WorkloadRow, audit: &AuditRow) -> Result<bool, StoreError> {

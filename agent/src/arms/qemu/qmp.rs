@@ -307,6 +307,32 @@ mod tests {
         (Qmp::negotiate(s, Duration::from_secs(5)).unwrap(), t)
     }
 
+    /// Whatever QEMU says, in any pieces, is an answer, an event or an error within the time limit.
+    #[test]
+    fn fuzz_the_monitor() {
+        let script = [
+            GREETING,
+            r#"{"return": {}, "id": 1}"#,
+            r#"{"event": "STOP"}"#,
+            r#"{"return": {"status": "running"}, "id": 2}"#,
+        ];
+        let refused =
+            [GREETING, r#"{"return": {}, "id": 1}"#, r#"{"error": {"class": "GenericError", "desc": "no"}, "id": 2}"#];
+        let seeds = [&script[..], &refused].map(|lines| lines.join("\n").into_bytes());
+        drums_fuzz::decoder!(seeds.to_vec(), |bytes: &[u8]| {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            // All that it will ever say, then the end: nothing waits.
+            (&theirs).write_all(bytes).unwrap();
+            (&theirs).write_all(b"\n").unwrap();
+            theirs.shutdown(std::net::Shutdown::Write).unwrap();
+            if let Ok(mut qmp) = Qmp::negotiate(ours, Duration::from_secs(5)) {
+                let _ = qmp.status();
+                let _ = qmp.wait_migration(Duration::from_millis(1));
+                let _ = qmp.events();
+            }
+        });
+    }
+
     #[test]
     fn greeting_and_commands() {
         let (mut q, t) = client(vec![

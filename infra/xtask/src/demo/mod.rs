@@ -95,6 +95,7 @@ fn with_fleet(
         logs: out.join("logs"),
         tools: args.tools.clone(),
         coordinator_config: String::new(),
+        log: None,
     };
     say("network", "coordinator 198.18.0.1, h1 198.18.0.11, h2 198.18.0.12, each in a namespace of its own");
     let mut fleet = match Fleet::prepare(layout, &HOSTS) {
