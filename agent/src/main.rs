@@ -359,7 +359,9 @@ fn listen() -> ExitCode {
         note!("drums-agent: this subcommand is the doctor's own");
         return ExitCode::from(EXIT_BAD_INPUT);
     };
-    match listener::serve(Path::new(&port_file)) {
+    // SAFETY: this is the start of the process; it has opened nothing yet.
+    let alone = unsafe { shim::close_inherited(3) };
+    match alone.and_then(|()| listener::serve(Path::new(&port_file))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => fail(1, &e),
     }

@@ -245,12 +245,13 @@ fn criu_trial(criu: &Path, listener: &[OsString], folder: &Path, group: &Group) 
     Ok("a process with a TCP listener was saved and restored, and answered".to_owned())
 }
 
+/// The last errors of a log: CRIU names the cause first, and then what failed for it.
 fn log_tail(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap_or_default();
-    let errors: Vec<_> = text.lines().filter(|l| l.contains("Error")).collect();
-    match errors.last() {
-        Some(line) => format!(" ({})", line.trim()),
-        None => String::new(),
+    let errors: Vec<_> = text.lines().filter(|l| l.contains("Error")).map(str::trim).collect();
+    match &errors[errors.len().saturating_sub(4)..] {
+        [] => String::new(),
+        last => format!(" ({})", last.join("; ")),
     }
 }
 

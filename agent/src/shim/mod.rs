@@ -19,6 +19,19 @@ pub use client::ShimClient;
 pub use protocol::{Failed, Reply, Request};
 pub use server::serve;
 
+/// Closes every descriptor from `first` upwards. What a process inherited from whoever started it must not reach what is
+/// saved: CRIU cannot save a file of a mount that is not there.
+///
+/// # Safety
+/// Nothing in this process may own a descriptor from `first` upwards.
+pub unsafe fn close_inherited(first: u32) -> std::io::Result<()> {
+    // SAFETY: closing is what the caller has allowed.
+    match unsafe { libc::close_range(first, libc::c_uint::MAX, 0) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
 /// The shim could not be spoken to, or refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ShimError {

@@ -69,9 +69,7 @@ fn run(sock: &OwnedFd) -> io::Result<()> {
     nix::fcntl::fcntl(sock.as_fd(), nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
     // Whatever the agent itself inherited from its starter must not reach sessions: CRIU could not save them.
     // SAFETY: nothing in this process has opened a descriptor above 3 yet.
-    if unsafe { libc::close_range(4, libc::c_uint::MAX, 0) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    unsafe { super::close_inherited(4) }?;
     prctl::set_child_subreaper(true)?;
     prctl::set_name(c"drums-shim")?;
     let mut mask = SigSet::empty();
