@@ -48,6 +48,10 @@ impl Home {
     pub fn socket(&self) -> PathBuf {
         self.dir.join("drums.sock")
     }
+    /// Which of the coordinators of a shared store this home's is. Not part of a backup.
+    pub fn node(&self) -> PathBuf {
+        self.dir.join("node")
+    }
     /// Held by the one daemon of a home.
     pub fn lock(&self) -> PathBuf {
         self.dir.join("lock")
@@ -71,6 +75,38 @@ pub struct RawConfig {
     /// Addresses that agents are told in tokens, IP addresses or names. Empty: found out from the machine's interfaces.
     pub advertise: Vec<String>,
     pub leases: LeaseTimes,
+    /// Absent: SQLite in the home.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub postgres: Option<PostgresConfig>,
+}
+
+/// A store on a PostgreSQL server, which several coordinators may share: one is active, the others stand by.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PostgresConfig {
+    /// `postgres://USER@HOST/DATABASE`, or `postgres://USER@/DATABASE?host=/FOLDER` for a unix socket; never with a
+    /// password.
+    pub url: String,
+    /// The password is this file's first line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub password_file: Option<PathBuf>,
+    /// PEM of the CA that the server's certificate must be of; needed over a network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+    /// How long the active coordinator's lease holds without renewal. Ten seconds: a hand-over is over before agents lose
+    /// their life lease by far, and a pause of the machine costs none.
+    #[serde(default = "lease_ms")]
+    pub lease_ms: u64,
+}
+
+fn lease_ms() -> u64 {
+    10_000
+}
+
+impl PostgresConfig {
+    pub fn new(url: impl Into<String>) -> Self {
+        Self { url: url.into(), password_file: None, ca: None, lease_ms: lease_ms() }
+    }
 }
 
 impl Default for RawConfig {
@@ -82,6 +118,7 @@ impl Default for RawConfig {
             api: SocketAddr::from((Ipv4Addr::LOCALHOST, 7443)),
             advertise: Vec::new(),
             leases: LeaseTimes::default(),
+            postgres: None,
         }
     }
 }
@@ -94,6 +131,7 @@ pub struct Config {
     pub api: SocketAddr,
     pub advertise: Vec<String>,
     pub leases: LeaseTimes,
+    pub postgres: Option<PostgresConfig>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -110,6 +148,8 @@ pub enum ConfigError {
     BadAddress(String),
     #[error("advertise names {0} addresses; 8 are enough")]
     ManyAddresses(usize),
+    #[error("postgres.lease_ms is {0}; give at least 1000, since it is renewed three times in that time")]
+    ShortLease(u64),
     #[error("leases are wrong")]
     Leases(#[from] BadLeaseTimes),
 }
@@ -144,12 +184,16 @@ impl RawConfig {
             return Err(ConfigError::BadAddress(bad.clone()));
         }
         self.leases.validate()?;
+        if let Some(p) = self.postgres.as_ref().filter(|p| p.lease_ms < 1_000) {
+            return Err(ConfigError::ShortLease(p.lease_ms));
+        }
         Ok(Config {
             agents: SocketAddr::from((self.listen, self.agents_port)),
             enrol: SocketAddr::from((self.listen, self.enrol_port)),
             api: self.api,
             advertise: self.advertise,
             leases: self.leases,
+            postgres: self.postgres,
         })
     }
 }
@@ -187,6 +231,7 @@ mod tests {
             ("[leases]\nbeat_ms = 1000", "missing field"),
             ("colour = 1", "unknown field"),
             ("listen = 7", "invalid type"),
+            ("[postgres]\nurl = \"x\"\nlease_ms = 10", "at least 1000"),
             ("listen = \"nowhere\"", "invalid IP address"),
         ] {
             let dir = tempfile::tempdir().unwrap();

@@ -35,9 +35,27 @@ use crate::{
         serve_agents, serve_enrolment,
     },
     pki::{Pki, PkiError},
-    store::{SqliteStore, StoreError, StoreHandle},
+    store::{SqliteStore, Store, StoreError, StoreHandle},
     tasks::Control,
 };
+
+#[cfg(feature = "postgres")]
+use crate::standby::Lease;
+
+/// Without another store than the home's own there is no lease to hold.
+#[cfg(not(feature = "postgres"))]
+enum Lease {}
+
+#[cfg(not(feature = "postgres"))]
+impl Lease {
+    fn watch(&self, _: watch::Receiver<bool>) -> JoinHandle<()> {
+        match *self {}
+    }
+
+    async fn give_up(self) {
+        match self {}
+    }
+}
 
 /// Everything has been told to end and has its own, shorter bounds.
 const STOP: Duration = Duration::from_secs(15);
@@ -64,8 +82,31 @@ pub enum DaemonError {
     Api(#[from] ServeError),
     #[error("cannot start {what}")]
     Start { what: &'static str, source: io::Error },
+    #[error("this build has no PostgreSQL, so it cannot use {store}; build with --features postgres")]
+    NoPostgres { store: String },
+    #[error(
+        "the store {store} is another home's: its CA is not this one's; a further coordinator's home is made from a backup of the first one's"
+    )]
+    OtherKeys { store: String },
+    #[error("the store {store} is empty; make it with drumsctl init --store, or restore it from a backup")]
+    EmptyStore { store: String },
     #[error("{0} ended by itself; its message is above")]
     Ended(&'static str),
+}
+
+impl DaemonError {
+    /// True if the same will happen again until somebody changes the home or its settings.
+    pub fn is_bad_input(&self) -> bool {
+        matches!(
+            self,
+            Self::NoHome { .. }
+                | Self::NoStore { .. }
+                | Self::NoPostgres { .. }
+                | Self::OtherKeys { .. }
+                | Self::EmptyStore { .. }
+                | Self::Store(StoreError::BadPlace { .. })
+        )
+    }
 }
 
 /// SHA-256 of this executable.
@@ -147,8 +188,10 @@ async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
         "coordinator starts"
     );
     let clock = Arc::new(SystemClock);
-    let store = StoreHandle::start(Box::new(open_store(home)?))
-        .map_err(|source| DaemonError::Start { what: "the store's thread", source })?;
+    let mut stop = std::pin::pin!(stop_signal());
+    let Some((store, lease)) = lead(home, config, &pki, clock.clone(), stop.as_mut()).await? else { return Ok(()) };
+    let store =
+        StoreHandle::start(store).map_err(|source| DaemonError::Start { what: "the store's thread", source })?;
     let (shutdown, down) = watch::channel(false);
     let artifacts = Artifacts::new(home.artifacts());
     let (control, driver) =
@@ -173,7 +216,7 @@ async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
     let https = api::serve_https(config.api, &pki, router.clone(), down.clone()).await?.0;
     let unix = api::serve_unix(&home.socket(), router, down.clone())?;
     let agents = tokio::spawn(serve_agents(agents, control.clone(), config.leases, clock.clone(), build, down.clone()));
-    let enrolment = tokio::spawn(serve_enrolment(enrolment, control.clone(), pki, clock.clone(), build, down));
+    let enrolment = tokio::spawn(serve_enrolment(enrolment, control.clone(), pki, clock.clone(), build, down.clone()));
     drop(control);
     if let Err(e) = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]) {
         tracing::debug!(error = %e, "no service manager was told");
@@ -187,9 +230,10 @@ async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
         ("the API over HTTPS", https),
         ("the API over the unix socket", unix),
     ];
+    parts.extend(lease.as_ref().map(|l| ("the lease", l.watch(down))));
     // Cancel-safe: a signal stays pending, and a finished part stays finished.
     let ended = tokio::select! {
-        name = stop_signal() => {
+        name = stop => {
             tracing::info!(signal = name, "stopping in order");
             None
         }
@@ -211,9 +255,37 @@ async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
     if timeout(STOP, store.close()).await.is_err() {
         tracing::error!("the store did not close in time; it recovers from its journal");
     }
+    if let Some(lease) = lease {
+        lease.give_up().await;
+    }
     match ended {
         None => Ok(()),
         Some(what) => Err(DaemonError::Ended(what)),
+    }
+}
+
+type Lead = (Box<dyn Store>, Option<Lease>);
+
+/// The store, once this coordinator is the one that writes to it; none if a signal came first.
+async fn lead(
+    home: &Home,
+    config: &Config,
+    pki: &Pki,
+    clock: Arc<SystemClock>,
+    stop: impl Future<Output = &'static str>,
+) -> Result<Option<Lead>, DaemonError> {
+    let Some(at) = &config.postgres else {
+        return Ok(Some((Box::new(open_store(home)?), None)));
+    };
+    #[cfg(feature = "postgres")]
+    {
+        let lead = crate::standby::lead(home, config, at, pki, clock, stop).await?;
+        Ok(lead.map(|(store, lease)| (Box::new(store) as Box<dyn Store>, Some(lease))))
+    }
+    #[cfg(not(feature = "postgres"))]
+    {
+        let _ = (pki, clock, stop);
+        Err(DaemonError::NoPostgres { store: at.url.clone() })
     }
 }
 
@@ -274,7 +346,9 @@ fn is_reachable(ip: &IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Store as _;
+    use drums_common::clock::Micros;
+
+    use crate::store::{AuditRow, Who};
 
     #[test]
     fn only_addresses_that_others_can_reach_are_advertised() {
@@ -313,7 +387,8 @@ mod tests {
         assert!(matches!(open_store(&home), Err(DaemonError::NoStore { .. })));
         let mut store = SqliteStore::open(&home.store()).unwrap();
         assert!(matches!(open_store(&home), Err(DaemonError::NoStore { .. })), "tables alone");
-        store.meta_or("installation", "01020304").unwrap();
+        let audit = AuditRow::new(Micros(1), Who::coordinator(), "init");
+        store.meta_or("installation", "01020304", &audit).unwrap();
         assert!(open_store(&home).is_ok());
     }
 }

@@ -14,5 +14,7 @@ pub mod net;
 pub mod pki;
 #[cfg(test)]
 mod samples;
+#[cfg(feature = "postgres")]
+mod standby;
 pub mod store;
 pub mod tasks;

@@ -83,7 +83,7 @@ fn main() -> ExitCode {
     telemetry::init(cli.log_json);
     match daemon::run(&home, &config) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e @ (daemon::DaemonError::NoHome { .. } | daemon::DaemonError::NoStore { .. })) => fail(EXIT_BAD_INPUT, &e),
+        Err(e) if e.is_bad_input() => fail(EXIT_BAD_INPUT, &e),
         Err(e) => fail(1, &e),
     }
 }

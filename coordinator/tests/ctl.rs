@@ -8,7 +8,7 @@ use std::{
 };
 
 use drums_common::{clock::Micros, digest::Sha256};
-use drums_coordinator::store::{AuditRow, SqliteStore, Store as _, WorkloadRow};
+use drums_coordinator::store::{AuditRow, SqliteStore, Store as _, Who, WorkloadRow};
 
 fn drumsctl(home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_drumsctl"));
@@ -103,7 +103,7 @@ fn a_backup_is_whole_outside_of_the_home_or_absent() {
     let mut store = SqliteStore::open(&home.join("store.sqlite")).unwrap();
     let sha256 = Sha256::of(b"tree");
     let name = "minimal".parse().unwrap();
-    let audit = AuditRow { at: Micros(1), actor: "test".into(), action: "workload-add".into(), detail: String::new() };
+    let audit = AuditRow::new(Micros(1), Who::coordinator(), "workload-add");
     store.add_workload(&WorkloadRow { sha256, name, bytes: 1, files: 1, added: Micros(1) }, &audit).unwrap();
     drop(store);
     refused(&to(&dir.path().join("another.tar.zst")), &sha256.to_string());

@@ -6,4 +6,5 @@ pub mod fleet;
 pub mod image;
 pub mod lab;
 pub mod leakgate;
+pub mod postgres;
 pub mod workload;

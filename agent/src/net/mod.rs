@@ -94,6 +94,7 @@ impl Net {
             instance: rand::random(),
             leave: left,
             current,
+            preferred: Default::default(),
         });
         let sessions = tokio::spawn(keep_connected(context));
         let fetches = tokio::spawn(serve_fetches(requests, config.workloads, connection, link.clone()));

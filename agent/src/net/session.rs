@@ -1,6 +1,12 @@
 //! One connection to the coordinator, from the dial to its end.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use drums_common::{
     digest::Sha256,
@@ -47,6 +53,8 @@ pub(super) struct Context {
     pub leave: watch::Receiver<bool>,
     /// The connection of the moment, for fetching workloads.
     pub current: watch::Sender<Option<Connection>>,
+    /// Which of the identity's addresses welcomed this agent last.
+    pub preferred: AtomicUsize,
 }
 
 /// Why a connection ended, or was never made.
@@ -87,15 +95,59 @@ impl From<quinn::ConnectionError> for End {
 pub(super) async fn run(context: &Arc<Context>) -> End {
     // A connection would be noise in a timed window.
     context.shared.not_quiet().await;
-    let (endpoint, connection) = match dial(context).await {
+    let Connected { endpoint, connection, streams: (send, recv), welcome } = match connect(context).await {
         Ok(connected) => connected,
         Err(end) => return end,
     };
-    let end = match timeout(HELLO, greet(&connection, context)).await {
-        Ok(Ok((send, recv, welcome))) => stay(&connection, send, recv, &welcome, context).await,
-        Ok(Err(end)) => end,
-        Err(_) => End::NoWelcome,
-    };
+    let end = stay(&connection, send, recv, &welcome, context).await;
+    close(&endpoint, &connection, end).await
+}
+
+struct Connected {
+    endpoint: Endpoint,
+    connection: Connection,
+    streams: (SendStream, RecvStream),
+    welcome: Welcome,
+}
+
+/// The first coordinator that welcomes this agent, beginning with the one that did so last: of several, one is active,
+/// and the others say so.
+async fn connect(context: &Context) -> Result<Connected, End> {
+    let addresses = &context.identity.addresses;
+    let first = context.preferred.load(Ordering::Relaxed);
+    let mut tried = Vec::new();
+    for i in (0..addresses.len()).map(|n| (first + n) % addresses.len()) {
+        let address = &addresses[i];
+        let (endpoint, connection) = match tls::dial(&address.host, address.agents, &context.config).await {
+            Ok(connected) => connected,
+            Err(e @ DialError::NoAnswer { .. }) => {
+                tried.push(e.to_string());
+                continue;
+            }
+            Err(e) => {
+                tried.push(chain(&e));
+                continue;
+            }
+        };
+        let end = match timeout(HELLO, greet(&connection, context)).await {
+            Ok(Ok((send, recv, welcome))) => {
+                context.preferred.store(i, Ordering::Relaxed);
+                return Ok(Connected { endpoint, connection, streams: (send, recv), welcome });
+            }
+            Ok(Err(end)) => end,
+            Err(_) => End::NoWelcome,
+        };
+        let end = close(&endpoint, &connection, end).await;
+        if addresses.len() == 1 || matches!(end, End::Final) {
+            return Err(end);
+        }
+        tried.push(format!("{}: {}", address.host, chain(&end)));
+    }
+    Err(End::Unreachable(tried))
+}
+
+/// Ends a connection; what ended it, if that is known better than by `end`.
+async fn close(endpoint: &Endpoint, connection: &Connection, end: End) -> End {
     // A stream's error says less than what ended the connection under it.
     let end = match (end, connection.close_reason()) {
         (End::Stream { .. }, Some(reason)) => reason.into(),
@@ -105,18 +157,6 @@ pub(super) async fn run(context: &Arc<Context>) -> End {
     connection.close(code.code().into(), b"");
     let _ = timeout(Duration::from_millis(500), endpoint.wait_idle()).await;
     end
-}
-
-async fn dial(context: &Context) -> Result<(Endpoint, Connection), End> {
-    let mut tried = Vec::new();
-    for address in &context.identity.addresses {
-        match tls::dial(&address.host, address.agents, &context.config).await {
-            Ok(connected) => return Ok(connected),
-            Err(e @ DialError::NoAnswer { .. }) => tried.push(e.to_string()),
-            Err(e) => tried.push(chain(&e)),
-        }
-    }
-    Err(End::Unreachable(tried))
 }
 
 async fn greet(connection: &Connection, context: &Context) -> Result<(SendStream, RecvStream, Welcome), End> {

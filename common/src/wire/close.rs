@@ -18,6 +18,8 @@ pub enum Close {
     ShuttingDown = 5,
     /// A failure of this side's own; trying again may help.
     Internal = 6,
+    /// This coordinator stands by; another one is active, and the agent tries that one.
+    Standby = 7,
 }
 
 impl Close {
@@ -26,9 +28,18 @@ impl Close {
     }
 
     pub fn of_code(code: u64) -> Option<Self> {
-        [Self::Goodbye, Self::Replaced, Self::Refused, Self::BadPeer, Self::TooSlow, Self::ShuttingDown, Self::Internal]
-            .into_iter()
-            .find(|c| u64::from(c.code()) == code)
+        [
+            Self::Goodbye,
+            Self::Replaced,
+            Self::Refused,
+            Self::BadPeer,
+            Self::TooSlow,
+            Self::ShuttingDown,
+            Self::Internal,
+            Self::Standby,
+        ]
+        .into_iter()
+        .find(|c| u64::from(c.code()) == code)
     }
 
     /// In words, for the side that is told.
@@ -41,6 +52,7 @@ impl Close {
             Self::TooSlow => "this side was too slow for the peer",
             Self::ShuttingDown => "the peer is shutting down",
             Self::Internal => "the peer failed",
+            Self::Standby => "the peer stands by; another coordinator is active",
         }
     }
 }
@@ -51,9 +63,9 @@ mod tests {
 
     #[test]
     fn codes_round_trip() {
-        for code in 0..7 {
+        for code in 0..8 {
             assert_eq!(Close::of_code(code).map(|c| u64::from(c.code())), Some(code));
         }
-        assert_eq!(Close::of_code(7), None);
+        assert_eq!(Close::of_code(8), None);
     }
 }

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     pki::{Role, SigningRequest},
-    store::PersonRow,
+    store::{PersonRow, Who},
 };
 
 /// Requests of POST that change nothing.
@@ -58,7 +58,7 @@ pub(super) async fn admit(State(c): Shared, mut request: Request, next: Next) ->
         let message = format!("{} is a {}, and this takes an operator", caller.name, caller.role);
         return Err(denied("role", message, "ask an operator, or for an operator's certificate: drumsctl access add"));
     }
-    request.extensions_mut().insert(Operator(caller.name));
+    request.extensions_mut().insert(Operator(Who::new(caller.name, caller.from)));
     Ok(next.run(request).await)
 }
 
@@ -120,7 +120,7 @@ pub(super) async fn add(
         revoked: None,
     };
     let detail = format!("{} {}, certificate {}", row.role, row.name, row.certificate.short());
-    let audit = c.control.audit_row(&by, "access-add", &detail);
+    let audit = c.control.audit_row(&by, "access-add").detail(&detail);
     let (stored, replace) = (row.clone(), body.replace);
     // Recorded before anybody has it.
     let replaced = c.control.store.call(move |s| s.add_person(&stored, replace, &audit)).await?;
@@ -135,10 +135,9 @@ pub(super) async fn revoke(
     Body(body): Body<RevokeAccess>,
 ) -> Result<Json<RevokedView>, ApiError> {
     let RevokeAccess { who } = body;
-    let now = c.control.now();
-    let audit = c.control.audit_row(&by, "access-revoke", &who);
+    let audit = c.control.audit_row(&by, "access-revoke").detail(&who);
     let named = who.clone();
-    let revoked = c.control.store.call(move |s| s.revoke_people(&named, now, &audit)).await?;
+    let revoked = c.control.store.call(move |s| s.revoke_people(&named, &audit)).await?;
     if revoked == 0 {
         return Err(ApiError::missing("valid certificate of", &who, "drumsctl access list shows them"));
     }
@@ -162,7 +161,7 @@ pub async fn register_first(context: &Arc<Context>) -> Result<(), crate::store::
         expires,
         revoked: None,
     };
-    let audit = context.control.audit_row("the coordinator", "access-add", "the operator who made this home");
+    let audit = context.control.audit_row(&Who::coordinator(), "access-add").detail("the operator who made this home");
     context
         .control
         .store

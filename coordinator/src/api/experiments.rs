@@ -74,7 +74,7 @@ pub(super) async fn add_workload(
         files: manifest.files.len() as u64,
         added: c.control.now(),
     };
-    let audit = c.control.audit_row(&by, "workload-add", &format!("{} {sha256}", row.name));
+    let audit = c.control.audit_row(&by, "workload-add").detail(&format!("{} {sha256}", row.name));
     let stored = row.clone();
     let new = c.control.store.call(move |s| s.add_workload(&row, &audit)).await?;
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
@@ -183,7 +183,7 @@ pub(super) async fn register(
         ApiError::bad_spec(BadSpec::whole(&body.file, "not-canonical", text, "are all numbers finite?"))
     })?;
     let id = frozen.experiment.id;
-    let audit = c.control.audit_row(&by, "register", &format!("{id} {}", frozen.sha256));
+    let audit = c.control.audit_row(&by, "register").detail(&format!("{id} {}", frozen.sha256));
     let (registration, source, amends) = (frozen.clone(), body.source, body.amend);
     let (registered, all) = c
         .control
@@ -413,7 +413,7 @@ mod tests {
         artifacts::Artifacts,
         clock::SystemClock,
         config::Home,
-        store::{AuditRow, Ownership, SqliteStore, Store as _, StoreHandle},
+        store::{AuditQuery, AuditRow, Ownership, SqliteStore, Store as _, StoreHandle, Who},
         tasks::Control,
     };
 
@@ -423,7 +423,9 @@ mod tests {
 
     async fn ask(c: &Arc<Context>, source: String, amend: bool) -> Answer {
         let body = SpecBody { file: "x".to_owned(), source, amend };
-        register(State(c.clone()), Extension(Operator("ada".to_owned())), Body(body)).await.map(|(_, Json(view))| view)
+        register(State(c.clone()), Extension(Operator(Who::new("ada", "test"))), Body(body))
+            .await
+            .map(|(_, Json(view))| view)
     }
 
     fn code(answer: Answer) -> String {
@@ -437,11 +439,10 @@ mod tests {
         let mut store = SqliteStore::open(&home.store()).unwrap();
         let name = "minimal".parse().unwrap();
         let row = WorkloadRow { sha256: Sha256::of(b"tree"), name, bytes: 1, files: 1, added: Micros(1) };
-        let audit =
-            AuditRow { at: Micros(1), actor: "test".into(), action: "workload-add".into(), detail: String::new() };
+        let audit = AuditRow::new(Micros(1), Who::new("test", "test"), "workload-add");
         store.add_workload(&row, &audit).unwrap();
         for host in ["h1", "h2"] {
-            store.add_host(&host.parse().unwrap(), "sandbox", Ownership::Adopted, Micros(1)).unwrap();
+            store.add_host(&host.parse().unwrap(), "sandbox", Ownership::Adopted, &audit).unwrap();
         }
         let (down, is_down) = tokio::sync::watch::channel(false);
         let store = StoreHandle::start(Box::new(store)).unwrap();
@@ -468,8 +469,8 @@ mod tests {
         let again = ask(&c, first, true).await.unwrap();
         assert!(!again.new && again.latest == later.sha256 && again.sha256 != later.sha256);
         assert_eq!(code(ask(&c, SPEC.replace("EXP-100", "EXP-101"), true).await), "nothing-to-amend");
-        let audits = store.call(|s| s.audits(100)).await.unwrap();
-        assert_eq!(audits.iter().filter(|a| a.action == "register").count(), 2);
+        let audits = store.call(|s| s.audits(&AuditQuery::latest(100))).await.unwrap();
+        assert_eq!(audits.iter().filter(|a| a.row.action == "register").count(), 2);
 
         down.send_replace(true);
         driver.await.unwrap();

@@ -1,8 +1,8 @@
-//! Status, hosts, tokens, the audit trail.
+//! Status, hosts, tokens.
 
 use axum::{
     Extension, Json,
-    extract::{Path, Query, State},
+    extract::{Path, State},
     http::StatusCode,
 };
 use drums_common::{
@@ -12,11 +12,10 @@ use drums_common::{
     token::{Address, Secret, Token, is_host},
     wire::latest::Activity,
 };
-use serde::Deserialize;
 
 use super::{
     ApiError, Body, Operator, Shared,
-    views::{AddHost, AuditView, FleetView, HostView, StatusView, TokenView, utc},
+    views::{AddHost, FleetView, HostView, StatusView, TokenView, utc},
 };
 use crate::{
     store::{Ownership, StoreError},
@@ -127,16 +126,17 @@ pub(super) async fn add(
     let expires = now.plus_ms(body.valid_minutes * 60_000);
     let token = Token { addresses: addresses.clone(), ca: c.enrolment.ca, host: body.name.clone(), secret, expires };
     let (host, kind, sha) = (body.name.clone(), body.kind.clone(), token.secret.sha256());
-    let audit = c.control.audit_row(&by, "host-add", &format!("host {} ({})", body.name, body.kind));
+    let added = c.control.audit_row(&by, "host-add").host(&body.name).detail(&body.kind);
+    let invited = c.control.audit_row(&by, "token-add").host(&body.name).detail(&format!("until {}", utc(expires)));
     c.control
         .store
         .call(move |s| {
-            match s.add_host(&host, &kind, Ownership::Adopted, now) {
+            match s.add_host(&host, &kind, Ownership::Adopted, &added) {
                 // A further token for a host that never enrolled, or whose machine was set up anew.
                 Err(StoreError::HostExists(_)) => {}
                 other => other?,
             }
-            s.add_token(sha, &host, now, expires, &audit)
+            s.add_token(sha, &host, expires, &invited)
         })
         .await?;
     let view = TokenView { token: token.reveal(), host: body.name, addresses, expires: utc(expires) };
@@ -152,17 +152,4 @@ pub(super) async fn release(
         host.parse().map_err(|e| Failure::refused("bad-host", format!("{e}"), "drumsctl fleet lists them"))?;
     c.control.release(host, by).await?;
     list(State(c)).await
-}
-
-#[derive(Deserialize)]
-pub(super) struct Limit {
-    limit: Option<u32>,
-}
-
-pub(super) async fn audit(State(c): Shared, Query(q): Query<Limit>) -> Result<Json<Vec<AuditView>>, ApiError> {
-    let limit = q.limit.unwrap_or(100).min(10_000);
-    let rows = c.control.store.call(move |s| s.audits(limit)).await?;
-    let view =
-        |r: crate::store::AuditRow| AuditView { at: utc(r.at), actor: r.actor, action: r.action, detail: r.detail };
-    Ok(Json(rows.into_iter().map(view).collect()))
 }

@@ -8,11 +8,13 @@
 //! GET  workloads   POST workloads      PUT  artifacts/SHA   HEAD artifacts/SHA
 //! POST plan        POST registrations  GET  registrations   GET  registrations/SHA
 //! GET  runs        POST runs           GET  runs/R          POST runs/R/cancel
-//! GET  runs/R/events?after=N&wait_s=S  GET  runs/R/meta     GET  runs/R/evidence/H?after=N   GET  audit
+//! GET  runs/R/events?after=N&wait_s=S  GET  runs/R/meta     GET  runs/R/evidence/H?after=N
+//! GET  events?since_us=T&run=R&host=H&after=N&limit=L&wait_s=S
 //! GET  access      POST access         POST access/revoke
 //! ```
 
 mod access;
+mod events;
 mod experiments;
 mod hosts;
 mod runs;
@@ -42,7 +44,7 @@ pub use serve::{ServeError, Served, serve_https, serve_unix};
 
 use crate::{
     pki::{Pki, Role},
-    store::StoreError,
+    store::{StoreError, Who},
     tasks::Control,
 };
 
@@ -76,10 +78,12 @@ pub struct Enrolment {
 
 type Shared = axum::extract::State<Arc<Context>>;
 
-/// Who asks: put into each request by the server that accepted the connection.
+/// Who asks, and from where: put into each request by the server that accepted the connection.
 #[derive(Clone, Debug)]
 pub struct Caller {
     pub name: String,
+    /// Where it asks from: for the audit trail.
+    pub from: String,
     pub role: Role,
     /// None over the unix socket: the file's mode has decided.
     pub certificate: Option<Sha256>,
@@ -87,7 +91,7 @@ pub struct Caller {
 
 /// A caller who was let in: what the audit trail says.
 #[derive(Clone, Debug)]
-pub struct Operator(pub String);
+pub struct Operator(pub Who);
 
 /// An error answer. The body is `{"error": Failure, "spec": BadSpec or null}`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -183,7 +187,7 @@ pub fn router(context: Arc<Context>) -> Router {
         .route("/status", get(hosts::status))
         .route("/hosts", get(hosts::list).post(hosts::add))
         .route("/hosts/{host}/release", post(hosts::release))
-        .route("/audit", get(hosts::audit))
+        .route("/events", get(events::list))
         .route(
             "/workloads",
             get(experiments::workloads).post(experiments::add_workload).layer(DefaultBodyLimit::max(MAX_MANIFEST)),
@@ -218,6 +222,15 @@ pub fn router(context: Arc<Context>) -> Router {
         .layer(axum::middleware::from_fn(log))
         .layer(DefaultBodyLimit::max(MAX_JSON))
         .with_state(context)
+}
+
+/// What a coordinator that stands by answers: who is active.
+pub fn standby(active: tokio::sync::watch::Receiver<String>) -> Router {
+    Router::new().fallback(move || async move {
+        let message = format!("this coordinator stands by; {} is active", *active.borrow());
+        let help = "ask the active one; this one takes over when that one is gone";
+        ApiError::from(Failure::new(FailureClass::Transient, "standby", message, help))
+    })
 }
 
 async fn log(request: Request, next: Next) -> Response {

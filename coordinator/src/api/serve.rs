@@ -68,7 +68,8 @@ pub fn serve_unix(path: &Path, router: Router, shutdown: watch::Receiver<bool>) 
                     // Only root and the socket's owner can open it.
                     let who =
                         stream.peer_cred().map_or_else(|_| "local operator".to_owned(), |c| format!("uid {}", c.uid()));
-                    let caller = Caller { name: who, role: Role::Operator, certificate: None };
+                    let caller =
+                        Caller { name: who, from: "unix socket".to_owned(), role: Role::Operator, certificate: None };
                     let router = router.clone().layer(Extension(caller));
                     connections.spawn(|down| serve_one(stream, router, down));
                 }
@@ -113,7 +114,7 @@ pub async fn serve_https(
                             tracing::warn!(remote = %remote, "api peer refused: its certificate is no person's");
                             return;
                         };
-                        let caller = Caller { name, role, certificate: Some(certificate) };
+                        let caller = Caller { name, from: remote.to_string(), role, certificate: Some(certificate) };
                         serve_one(stream, router.layer(Extension(caller)), down).await;
                     });
                 }

@@ -83,9 +83,16 @@ pub struct TokenView {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AuditView {
+    /// Grows with every row.
+    pub number: u64,
     pub at: String,
+    pub at_us: i64,
     pub actor: String,
+    /// Where it came from: an address, `unix socket`, or empty for what the coordinator did by itself.
+    pub peer: String,
     pub action: String,
+    pub run: Option<RunId>,
+    pub host: Option<HostId>,
     pub detail: String,
 }
 

@@ -1,4 +1,4 @@
-//! Hosts and the fleet, and the audit trail.
+//! Hosts and the fleet.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -7,7 +7,7 @@ use drums_common::ids::HostId;
 use drums_common::{note, say};
 
 use super::{Client, CtlError, Global, client::segment, output};
-use crate::api::views::{AddHost, AuditView, FleetView, HostView, TokenView};
+use crate::api::views::{AddHost, FleetView, HostView, TokenView};
 
 #[derive(Debug, Subcommand)]
 pub enum HostCommand {
@@ -47,13 +47,6 @@ pub struct Fleet {
     /// Show it anew every second until Ctrl-C.
     #[arg(long)]
     pub watch: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct Audit {
-    /// How many entries, the latest.
-    #[arg(long, default_value_t = 50)]
-    pub limit: u32,
 }
 
 pub(super) async fn host(global: &Global, c: HostCommand) -> Result<ExitCode, CtlError> {
@@ -140,16 +133,4 @@ fn row(h: &HostView) -> Vec<String> {
         h.machine.clone().unwrap_or_else(dash),
         h.version.clone().unwrap_or_else(dash),
     ]
-}
-
-pub(super) async fn audit(global: &Global, c: Audit) -> Result<ExitCode, CtlError> {
-    let rows: Vec<AuditView> = Client::new(global).get(&format!("/audit?limit={}", c.limit)).await?;
-    if global.json {
-        output::json(&rows)?;
-    } else {
-        let rows: Vec<Vec<String>> =
-            rows.into_iter().map(|r| vec![output::time(&r.at), r.actor, r.action, r.detail]).collect();
-        output::table(&["when (UTC)", "who", "what", "detail"], &rows)?;
-    }
-    Ok(ExitCode::SUCCESS)
 }

@@ -14,18 +14,41 @@ use drums_common::{
 };
 use serde::Serialize;
 
-use super::{Client, CtlError, Global, output, place};
+use super::{Client, CtlError, Global, output, place, server};
 use crate::{
     api::views::{FleetView, StatusView},
     clock::SystemClock,
-    config::{Home, RawConfig},
+    config::{Home, PostgresConfig, RawConfig},
     disk,
     pki::Pki,
-    store::{SqliteStore, Store as _, WorkloadRow},
+    store::{AuditQuery, AuditRow, SqliteStore, Store as _, Who, WorkloadRow},
 };
 
 #[derive(Debug, Args)]
-pub struct Init {}
+pub struct Init {
+    /// Keep the store on a PostgreSQL server: postgres://USER@HOST/DATABASE, or postgres://USER@/DATABASE?host=/FOLDER
+    /// for a unix socket. Default: SQLite in the home.
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
+    /// The file with the server's password; it stays where it is.
+    #[arg(long, value_name = "FILE", requires = "store")]
+    pub store_password_file: Option<PathBuf>,
+    /// The CA (PEM) that the server's certificate is of; needed over a network.
+    #[arg(long, value_name = "FILE", requires = "store")]
+    pub store_ca: Option<PathBuf>,
+}
+
+impl Init {
+    fn server(&self) -> Option<PostgresConfig> {
+        let absolute = |p: &PathBuf| std::path::absolute(p).unwrap_or_else(|_| p.clone());
+        let url = self.store.as_ref()?;
+        Some(PostgresConfig {
+            password_file: self.store_password_file.as_ref().map(absolute),
+            ca: self.store_ca.as_ref().map(absolute),
+            ..PostgresConfig::new(url)
+        })
+    }
+}
 
 #[derive(Debug, Args)]
 pub struct Doctor {}
@@ -111,17 +134,43 @@ fn open_store(home: &Home) -> Result<(SqliteStore, InstallationId), CtlError> {
     if keys && store.installation().map_err(fail)?.is_none() {
         return Err(lost("store's content", "keys are"));
     }
-    if !keys && !store.audits(1).map_err(fail)?.is_empty() {
+    // What `init` itself wrote before it broke off is no past.
+    let past = store.audits(&AuditQuery::latest(2)).map_err(fail)?.iter().any(|a| a.row.action != "init");
+    if !keys && past {
         return Err(lost("keys", "store is"));
     }
-    let drawn = InstallationId(rand::random()).to_string();
-    let installation = store.meta_or("installation", &drawn).map_err(fail)?;
+    let (drawn, audit) = drawn();
+    let installation = store.meta_or("installation", &drawn, &audit).map_err(fail)?;
     let installation =
         installation.parse().map_err(|e: drums_common::ids::BadId| CtlError::failed(attempt(), e, restore))?;
     Ok((store, installation))
 }
 
-pub(super) fn init(global: &Global, _: &Init) -> Result<ExitCode, CtlError> {
+/// An installation's name, and the row that says who gave it.
+pub(super) fn drawn() -> (String, AuditRow) {
+    let drawn = InstallationId(rand::random()).to_string();
+    let who = Who::new(format!("uid {}", nix::unistd::getuid()), "drumsctl init");
+    let audit = AuditRow::new(SystemClock.now(), who, "init").detail(&drawn);
+    (drawn, audit)
+}
+
+/// The settings that the home has, or gets now.
+fn settings(home: &Home, c: &Init) -> Result<(RawConfig, bool), CtlError> {
+    let there = RawConfig::read(&home.config())
+        .map_err(|e| CtlError::failed("reading the home's configuration", e, "correct coordinator.toml in the home"))?;
+    let asked = c.server();
+    match there {
+        None => Ok((RawConfig { postgres: asked, ..RawConfig::default() }, true)),
+        Some(raw) if asked.is_none() || asked == raw.postgres => Ok((raw, false)),
+        Some(raw) => {
+            let held = raw.postgres.map_or_else(|| "SQLite in the home".to_owned(), |p| p.url);
+            let message = format!("the home {} has its store already: {held}", home.dir().display());
+            Err(CtlError::bad(message, "a store is not moved by init; make another home for another store"))
+        }
+    }
+}
+
+pub(super) fn init(global: &Global, c: &Init) -> Result<ExitCode, CtlError> {
     let home = Home::new(&global.home);
     let dir = home.dir();
     may_become_a_home(&home)?;
@@ -139,18 +188,22 @@ pub(super) fn init(global: &Global, _: &Init) -> Result<ExitCode, CtlError> {
     }
     // The CA's key is in there.
     fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).map_err(CtlError::file("protect", dir))?;
-    let (store, installation) = open_store(&home)?;
-    drop(store);
+    let (config, fresh) = settings(&home, c)?;
+    let installation = match &config.postgres {
+        None => open_store(&home)?.1,
+        Some(at) => server::installation(&home, at)?,
+    };
     for path in [home.store(), home.store().with_extension("sqlite-wal"), home.store().with_extension("sqlite-shm")] {
         if path.exists() {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(CtlError::file("protect", &path))?;
         }
     }
     fs::create_dir_all(home.artifacts()).map_err(CtlError::file("create", home.artifacts()))?;
-    if !home.config().exists() {
-        let text = toml::to_string_pretty(&RawConfig::default())
+    if fresh {
+        let text = toml::to_string_pretty(&config)
             .map_err(|e| CtlError::failed("writing the default configuration", e, "this is a fault of drumsctl"))?;
-        let text = format!("# Configuration of drums-coordinator; every value is the default.\n\n{text}");
+        let text =
+            format!("# Configuration of drums-coordinator, with the defaults of what was not asked for.\n\n{text}");
         // Whole or absent: half a configuration would be read as one.
         let begun = home.config().with_extension("toml.begun");
         fs::write(&begun, text).map_err(CtlError::file("write", &begun))?;
@@ -161,6 +214,9 @@ pub(super) fn init(global: &Global, _: &Init) -> Result<ExitCode, CtlError> {
         let help = "is another file in the way, or the disk full? Damaged keys come from a backup";
         CtlError::failed(format!("making the home {}", dir.display()), e, help)
     })?;
+    if let Some(at) = &config.postgres {
+        server::register_ca(at, pki.fingerprint())?;
+    }
     let (operator_certificate, operator_key) = pki.operator_paths();
     let made = Made {
         home: dir.to_owned(),
@@ -215,12 +271,15 @@ pub(super) async fn doctor(global: &Global, _: Doctor) -> Result<ExitCode, CtlEr
             .map(|c| format!("agents {}, enrolment {}, api {}", c.agents, c.enrol, c.api))
             .map_err(|e| chain(&e));
         check("configuration", config, "correct coordinator.toml in the home");
-        let store = match fs::metadata(home.store()) {
-            Ok(m) if m.len() > 0 => Ok(output::bytes(m.len())),
-            Ok(_) => Err("it is empty".to_owned()),
-            Err(e) => Err(e.to_string()),
+        let at = RawConfig::read(&home.config()).ok().flatten().and_then(|c| c.postgres);
+        let store = match (at, fs::metadata(home.store())) {
+            (Some(at), _) => server::look(&at),
+            (None, Ok(m)) if m.len() > 0 => Ok(output::bytes(m.len())),
+            (None, Ok(_)) => Err("it is empty".to_owned()),
+            (None, Err(e)) => Err(e.to_string()),
         };
-        check("store", store, "drumsctl init makes it with the home; a lost one comes from a backup");
+        let help = "drumsctl init makes it with the home; a lost one comes from a backup; a server must be running";
+        check("store", store, help);
         check("disk", disk(home.dir()), "free some space: evidence is durable before it is acknowledged");
     }
     let client = Client::new(global);
@@ -285,7 +344,11 @@ fn disk(dir: &Path) -> Result<String, String> {
 
 pub(super) fn backup(global: &Global, c: &Backup) -> Result<ExitCode, CtlError> {
     let home = Home::new(&global.home);
+    let server = RawConfig::read(&home.config())
+        .map_err(|e| CtlError::failed("reading the home's configuration", e, "correct coordinator.toml in the home"))?
+        .and_then(|c| c.postgres);
     match fs::metadata(home.store()) {
+        _ if server.is_some() => {}
         Ok(_) => {}
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             let message = format!("{} is not a home: it has no store", home.dir().display());
@@ -308,12 +371,19 @@ pub(super) fn backup(global: &Global, c: &Backup) -> Result<ExitCode, CtlError> 
         // The store is copied as of one moment, also while its coordinator writes.
         let scratch = tempfile::tempdir_in(near).map_err(CtlError::file("make a scratch folder in", near))?;
         let copy = scratch.path().join("store.sqlite");
-        let mut store = SqliteStore::open(&home.store()).map_err(|e| CtlError::failed(attempt(), e, help))?;
-        whole(&home, &store.workloads().map_err(|e| CtlError::failed(attempt(), e, help))?)?;
-        store.backup(&copy).map_err(|e| CtlError::failed(attempt(), e, help))?;
+        match &server {
+            None => {
+                let mut store = SqliteStore::open(&home.store()).map_err(|e| CtlError::failed(attempt(), e, help))?;
+                whole(&home, &store.workloads().map_err(|e| CtlError::failed(attempt(), e, help))?)?;
+                store.backup(&copy).map_err(|e| CtlError::failed(attempt(), e, help))?;
+            }
+            Some(at) => whole(&home, &server::workloads(at)?)?,
+        }
         let encoder = zstd::Encoder::new(out, 3).map_err(fail)?;
         let mut tar = tar::Builder::new(encoder);
-        tar.append_path_with_name(&copy, "store.sqlite").map_err(fail)?;
+        if server.is_none() {
+            tar.append_path_with_name(&copy, "store.sqlite").map_err(fail)?;
+        }
         tar.append_dir_all("pki", home.pki()).map_err(fail)?;
         if home.config().exists() {
             tar.append_path_with_name(home.config(), "coordinator.toml").map_err(fail)?;
@@ -333,6 +403,9 @@ pub(super) fn backup(global: &Global, c: &Backup) -> Result<ExitCode, CtlError> 
         output::json(&serde_json::json!({ "backup": c.file }))?;
     } else {
         say!("backup {}", c.file.display())?;
+        if let Some(at) = &server {
+            say!("its store stays on the server: back that up with pg_dump {}", at.url)?;
+        }
         say!("restore with: mkdir -m 700 DIR && tar --zstd -xpf {} -C DIR", c.file.display())?;
     }
     Ok(ExitCode::SUCCESS)

@@ -7,6 +7,7 @@
 mod access;
 mod client;
 mod error;
+mod events;
 mod experiments;
 mod fleet;
 mod home;
@@ -14,6 +15,7 @@ mod output;
 mod place;
 mod results;
 mod runs;
+mod server;
 mod watch;
 mod workloads;
 
@@ -76,7 +78,9 @@ pub struct Global {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Make a coordinator's home: CA, operator identity, store, artifact folder. Safe to repeat.
-    #[command(after_help = "Example: drumsctl --home /var/lib/drums init")]
+    #[command(
+        after_help = "Examples: drumsctl --home /var/lib/drums init\n          drumsctl init --store 'postgres://drums@/drums?host=/run/postgresql'"
+    )]
     Init(home::Init),
     /// Hosts: add, list, release.
     #[command(subcommand, after_help = "Example: drumsctl host add h1 --address 10.0.0.5 > h1.token")]
@@ -129,9 +133,12 @@ pub enum Command {
     /// Copy a home into one file, also while its coordinator runs. Holds the CA's key: keep it as you keep that.
     #[command(after_help = "Example: drumsctl backup /root/drums-backup.tar.zst")]
     Backup(home::Backup),
-    /// Who did what, latest last.
-    #[command(after_help = "Example: drumsctl audit --limit 20")]
-    Audit(fleet::Audit),
+    /// Everything that changed something: who, what, when, from where. Latest last; nothing is ever taken out of it.
+    #[command(
+        alias = "audit",
+        after_help = "Examples: drumsctl events --since 2h\n          drumsctl events --run run-0123456789ab --follow"
+    )]
+    Events(events::Events),
     /// Print a shell's completions.
     #[command(after_help = "Example: drumsctl completions bash > /etc/bash_completion.d/drumsctl")]
     Completions {
@@ -193,7 +200,7 @@ async fn run(cli: Cli) -> Result<ExitCode, CtlError> {
         Command::Verify(c) => results::verify(&global, &c),
         Command::Doctor(c) => home::doctor(&global, c).await,
         Command::Backup(c) => home::backup(&global, &c),
-        Command::Audit(c) => fleet::audit(&global, c).await,
+        Command::Events(c) => events::events(&global, c).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "drumsctl", &mut script);

@@ -191,7 +191,7 @@ mod tests {
         clock::SystemClock,
         config::Home,
         core::run::{Ending, Phase, RunState},
-        store::{AuditRow, SqliteStore, Store, StoreHandle},
+        store::{AuditRow, SqliteStore, Store, StoreHandle, Who},
         tasks::Control,
     };
 
@@ -203,7 +203,7 @@ mod tests {
         let mut run = RunState::place(meta.run, sha, number, None, hosts, Micros(i64::from(number))).next;
         run.ending = Some(ending);
         run.phase = Phase::Closed { verdict };
-        s.create_run(&run, &[], Micros(1)).unwrap();
+        s.create_run(&run, &[], &AuditRow::new(Micros(1), Who::coordinator(), "run")).unwrap();
         for (host, _) in &scenario.hosts {
             let of_host: Vec<_> = records.iter().filter(|r| r.host == *host).cloned().collect();
             let through = s.commit_evidence(meta.run, host, Generation(1), &of_host, Micros(1)).unwrap();
@@ -221,10 +221,10 @@ mod tests {
         let mut bad = Scenario::exp028(1);
         bad.medians_ms.insert("drums-cold".parse().unwrap(), 62.0);
         bad.medians_ms.insert("drums-cold-delayed".parse().unwrap(), 77.5);
-        let audit = AuditRow { at: Micros(1), actor: "test".into(), action: "register".into(), detail: String::new() };
+        let audit = AuditRow::new(Micros(1), Who::coordinator(), "register");
         store.add_registration(&good.registration(), "spec", false, &audit).unwrap();
         for (host, _) in &good.hosts {
-            store.add_host(host, "sandbox", crate::store::Ownership::Adopted, Micros(1)).unwrap();
+            store.add_host(host, "sandbox", crate::store::Ownership::Adopted, &audit).unwrap();
         }
         add_run(&mut store, &bad, 1, Ending::Done, Verdict::Fail);
         add_run(&mut store, &good, 2, Ending::Done, Verdict::Pass);

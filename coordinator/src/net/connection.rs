@@ -109,6 +109,14 @@ pub(super) async fn serve<P: Ports>(incoming: Incoming, context: Arc<Context<P>>
     }
 }
 
+/// For a peer of a coordinator that is not the active one: it is to try the others.
+pub(super) async fn stand_by(incoming: Incoming) {
+    if let Ok(Ok(connection)) = timeout(HANDSHAKE, async { incoming.accept()?.await }).await {
+        close(&connection, Close::Standby, Close::Standby.words());
+        let _ = timeout(FAREWELL, connection.closed()).await;
+    }
+}
+
 /// Who the peer is, by the certificate that TLS has verified.
 fn peer_of(connection: &Connection) -> Result<Peer, Failure> {
     let chain =
@@ -123,7 +131,9 @@ fn peer_of(connection: &Connection) -> Result<Peer, Failure> {
     };
     let leaf = chain.as_ref().and_then(|c| c.first()).ok_or_else(|| refuse("it has no certificate".into()))?;
     match subject_of(leaf) {
-        Ok(Subject::Agent { host, installation, certificate }) => Ok(Peer { host, installation, certificate }),
+        Ok(Subject::Agent { host, installation, certificate }) => {
+            Ok(Peer { host, installation, certificate, from: remote })
+        }
         Ok(Subject::Person { role, name, .. }) => Err(refuse(format!("its certificate is {role} {name}'s"))),
         Err(e) => Err(refuse(e.to_string())),
     }

@@ -77,7 +77,7 @@ async fn answer<T: TokenStore>(connection: &Connection, remote: SocketAddr, cont
     }
     let request: EnrolRequest = io::read(&mut recv, Lane::Enrol).await?.ok_or(End::Nothing)?;
     let host = request.host.clone();
-    let reply = match enrol(request, context).await {
+    let reply = match enrol(request, remote, context).await {
         Ok((certificate_pem, peer)) => {
             tracing::info!(%remote, %host, installation = %peer.installation, certificate = %peer.certificate.short(), "host enrolled");
             EnrolReply::Enrolled { certificate_pem, ca_pem: context.pki.ca_pem().to_owned() }
@@ -95,7 +95,11 @@ async fn answer<T: TokenStore>(connection: &Connection, remote: SocketAddr, cont
     Ok(())
 }
 
-async fn enrol<T: TokenStore>(request: EnrolRequest, context: &Context<T>) -> Result<(String, Peer), Failure> {
+async fn enrol<T: TokenStore>(
+    request: EnrolRequest,
+    from: SocketAddr,
+    context: &Context<T>,
+) -> Result<(String, Peer), Failure> {
     if request.secret.len() != SECRET_BYTES {
         let message = format!("the secret has {} bytes instead of {SECRET_BYTES}", request.secret.len());
         return Err(Failure::refused("token-malformed", message, "copy the token again, as one line"));
@@ -110,6 +114,7 @@ async fn enrol<T: TokenStore>(request: EnrolRequest, context: &Context<T>) -> Re
         host: host.clone(),
         installation: request.installation,
         key_sha256: signing.key_sha256,
+        from,
         now,
     };
     context.store.redeem(redemption).await.map_err(|e| refusal(&e, &host.to_string()))?;
@@ -117,7 +122,7 @@ async fn enrol<T: TokenStore>(request: EnrolRequest, context: &Context<T>) -> Re
         .pki
         .issue_agent(&signing, &host, request.installation, now)
         .map_err(|e| internal(format!("the coordinator cannot issue a certificate: {}", chain(&e))))?;
-    let peer = Peer { host: host.clone(), installation: request.installation, certificate: issued.sha256 };
+    let peer = Peer { host: host.clone(), installation: request.installation, certificate: issued.sha256, from };
     context.store.enrolled(peer.clone(), issued.expires).await.map_err(|e| refusal(&e, &host.to_string()))?;
     Ok((issued.pem, peer))
 }

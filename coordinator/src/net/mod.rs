@@ -58,6 +58,11 @@ pub async fn serve_enrolment<T: TokenStore>(
     accept(&endpoint, MAX_ENROLMENTS, shutdown, |incoming| enrol::serve(incoming, context.clone())).await;
 }
 
+/// Tells every peer that this coordinator stands by, until `shutdown` is true.
+pub async fn refuse(endpoint: Endpoint, shutdown: watch::Receiver<bool>) {
+    accept(&endpoint, MAX_ENROLMENTS, shutdown, connection::stand_by).await;
+}
+
 async fn accept<F>(endpoint: &Endpoint, max: usize, mut shutdown: watch::Receiver<bool>, serve: impl Fn(Incoming) -> F)
 where
     F: Future<Output = ()> + Send + 'static,

@@ -4,7 +4,11 @@
 //! Implementors must be safe to repeat: an agent re-sends whatever it has no answer for. Every call may come from many
 //! connections at once; per host, calls come from one connection at a time.
 
-use std::{future::Future, net::IpAddr, path::PathBuf};
+use std::{
+    future::Future,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
 
 use drums_common::{
     clock::{Micros, MonoMicros},
@@ -23,6 +27,8 @@ pub struct Peer {
     pub installation: InstallationId,
     /// SHA-256 of the certificate's DER.
     pub certificate: Sha256,
+    /// Where it spoke from when it connected: for the audit trail, never for a decision.
+    pub from: SocketAddr,
 }
 
 /// What a host is to do, level-triggered: only the last value counts.
@@ -113,6 +119,7 @@ pub struct Redemption {
     pub installation: InstallationId,
     /// SHA-256 of the public key in the signing request (SubjectPublicKeyInfo, DER).
     pub key_sha256: Sha256,
+    pub from: SocketAddr,
     pub now: Micros,
 }
 

@@ -17,7 +17,11 @@ use super::*;
 use crate::core::run::Phase;
 
 fn audit(action: &str) -> AuditRow {
-    AuditRow { at: Micros(1), actor: "ada".into(), action: action.into(), detail: String::new() }
+    at(1, action)
+}
+
+fn at(now: i64, action: &str) -> AuditRow {
+    AuditRow::new(Micros(now), Who::new("ada", "192.0.2.7:50000"), action)
 }
 
 fn host(name: &str) -> HostId {
@@ -48,11 +52,11 @@ fn record(registration: &Registration, seq: u64, generation: u32) -> Record {
 
 fn with_run(s: &mut dyn Store) -> (Registration, RunState) {
     let registration = registration();
-    s.add_host(&host("h1"), "sandbox", Ownership::Adopted, Micros(1)).unwrap();
+    s.add_host(&host("h1"), "sandbox", Ownership::Adopted, &audit("host-add")).unwrap();
     assert_eq!(s.add_registration(&registration, "the spec", false, &audit("register")).unwrap(), Registered::New);
     let hosts = vec![(host("h1"), Default::default(), Generation(1))];
     let t = RunState::place(RunId([1; 6]), registration.sha256, 1, None, hosts, Micros(10));
-    s.create_run(&t.next, &t.notes, Micros(10)).unwrap();
+    s.create_run(&t.next, &t.notes, &at(10, "run").run(t.next.id)).unwrap();
     (registration, t.next)
 }
 
@@ -62,6 +66,7 @@ fn redemption(key: &[u8], now: i64) -> Redemption {
         host: host("h1"),
         installation: InstallationId([1; 4]),
         key_sha256: Sha256::of(key),
+        from: "192.0.2.7:50000".parse().unwrap(),
         now: Micros(now),
     }
 }
@@ -69,24 +74,24 @@ fn redemption(key: &[u8], now: i64) -> Redemption {
 /// The suite. `open` gives the same store each time it is called: what was committed must be there again.
 fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     let mut s = open();
-    assert_eq!(s.meta_or("installation", "a").unwrap(), "a");
-    assert_eq!(s.meta_or("installation", "b").unwrap(), "a");
+    assert_eq!(s.meta_or("installation", "a", &audit("init")).unwrap(), "a");
+    assert_eq!(s.meta_or("installation", "b", &audit("init again")).unwrap(), "a");
 
     // Hosts and tokens.
     let (registration, mut state) = with_run(s.as_mut());
     assert!(matches!(
-        s.add_host(&host("h1"), "sandbox", Ownership::Adopted, Micros(2)),
+        s.add_host(&host("h1"), "sandbox", Ownership::Adopted, &at(2, "twice")),
         Err(StoreError::HostExists(_))
     ));
-    s.add_token(Sha256::of(b"secret"), &host("h1"), Micros(0), Micros(100), &audit("host-add")).unwrap();
+    s.add_token(Sha256::of(b"secret"), &host("h1"), Micros(100), &at(0, "token-add")).unwrap();
     let unknown = Redemption { secret_sha256: Sha256::of(b"other"), ..redemption(b"k", 1) };
-    assert_eq!(s.redeem(&unknown).unwrap(), Err(TokenRefusal::Unknown));
+    assert_eq!(s.redeem(&unknown, &audit("refused")).unwrap(), Err(TokenRefusal::Unknown));
     let foreign = Redemption { host: host("h2"), ..redemption(b"k", 1) };
-    assert_eq!(s.redeem(&foreign).unwrap(), Err(TokenRefusal::WrongHost(host("h1"))));
-    assert_eq!(s.redeem(&redemption(b"k", 100)).unwrap(), Err(TokenRefusal::Expired));
-    assert_eq!(s.redeem(&redemption(b"k", 50)).unwrap(), Ok(()));
-    assert_eq!(s.redeem(&redemption(b"k", 60)).unwrap(), Ok(()), "a lost reply");
-    assert_eq!(s.redeem(&redemption(b"another", 60)).unwrap(), Err(TokenRefusal::Reused));
+    assert_eq!(s.redeem(&foreign, &audit("refused")).unwrap(), Err(TokenRefusal::WrongHost(host("h1"))));
+    assert_eq!(s.redeem(&redemption(b"k", 100), &audit("repeated")).unwrap(), Err(TokenRefusal::Expired));
+    assert_eq!(s.redeem(&redemption(b"k", 50), &at(50, "token-used")).unwrap(), Ok(()));
+    assert_eq!(s.redeem(&redemption(b"k", 60), &audit("repeated")).unwrap(), Ok(()), "a lost reply");
+    assert_eq!(s.redeem(&redemption(b"another", 60), &audit("repeated")).unwrap(), Err(TokenRefusal::Reused));
     let certificate = CertificateRow {
         sha256: Sha256::of(b"cert"),
         host: host("h1"),
@@ -94,7 +99,7 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
         expires: Micros(1_000),
         revoked: None,
     };
-    assert!(!s.add_certificate(&certificate, Micros(60)).unwrap());
+    assert!(!s.add_certificate(&certificate, &at(60, "enrolled")).unwrap());
     assert_eq!(s.certificate(certificate.sha256).unwrap(), Some(certificate.clone()));
     let hello = HelloRow {
         installation: InstallationId([1; 4]),
@@ -102,9 +107,9 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
         agent_version: "1".into(),
         agent_sha256: Sha256::of(b"a"),
     };
-    assert_eq!(s.welcomed(&host("h1"), &hello, Micros(70)).unwrap(), Generation(1));
-    assert_eq!(s.next_generation(&host("h1")).unwrap(), Generation(2));
-    assert_eq!(s.welcomed(&host("h1"), &hello, Micros(71)).unwrap(), Generation(2));
+    assert_eq!(s.welcomed(&host("h1"), &hello, &at(70, "connected")).unwrap(), Generation(1));
+    assert_eq!(s.next_generation(&host("h1"), &audit("fenced")).unwrap(), Generation(2));
+    assert_eq!(s.welcomed(&host("h1"), &hello, &at(71, "connected")).unwrap(), Generation(2));
 
     // Registrations are append-only.
     assert_eq!(s.add_registration(&registration, "other text", false, &audit("again")).unwrap(), Registered::Before);
@@ -124,8 +129,9 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     let fresh = Registration::freeze(fresh, Micros(7)).unwrap();
     assert_eq!(s.add_registration(&fresh, "-", true, &audit("refused")).unwrap(), Registered::NothingToAmend);
     assert_eq!(s.registrations(None).unwrap(), vec![registration.clone(), later]);
-    let actions: Vec<String> = s.audits(10).unwrap().into_iter().map(|a| a.action).collect();
-    assert_eq!(actions, ["register", "host-add", "amend"]);
+    // Each change left its row, and what changed nothing left none.
+    let wanted = "init host-add register run placed token-add token-used enrolled connected fenced connected amend";
+    assert_eq!(actions(s.as_mut()).join(" "), wanted);
 
     // Evidence: each record once, in order, late ones marked.
     let (run, h1) = (RunId([1; 6]), host("h1"));
@@ -159,11 +165,14 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     let note = |text: &str| Note { kind: "k".into(), host: Some(h1.clone()), text: text.into() };
     assert_eq!(s.run(run).unwrap().unwrap().generation, 1);
     state.phase = Phase::Preflight;
-    s.save_run(&state, 1, &[note("one"), note("two")], Micros(90)).unwrap();
-    let lost = s.save_run(&state, 1, &[note("never")], Micros(91)).unwrap_err();
+    s.save_run(&state, 1, &[note("one"), note("t\0wo")], Micros(90), Some(&at(90, "cancel").run(run))).unwrap();
+    let lost = s.save_run(&state, 1, &[note("never")], Micros(91), Some(&at(91, "never"))).unwrap_err();
     assert!(matches!(lost, StoreError::Conflict { held: 2, expected: 1, .. }), "{lost}");
     let events = s.events(run, 1, 10).unwrap();
-    assert_eq!(events.iter().map(|e| (e.number, e.note.text.as_str())).collect::<Vec<_>>(), [(2, "one"), (3, "two")]);
+    assert_eq!(
+        events.iter().map(|e| (e.number, e.note.text.as_str())).collect::<Vec<_>>(),
+        [(2, "one"), (3, "t\u{fffd}wo")]
+    );
 
     // Another life of the coordinator.
     drop(s);
@@ -171,7 +180,7 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     assert_eq!(s.run(run).unwrap().unwrap().state, state);
     assert_eq!(s.acked(run, &h1).unwrap(), 4);
     state.phase = Phase::Closed { verdict: Verdict::Pass };
-    s.save_run(&state, 2, &[], Micros(95)).unwrap();
+    s.save_run(&state, 2, &[], Micros(95), None).unwrap();
     assert_eq!(s.runs(Some(registration.experiment.id)).unwrap()[0].state.verdict(), Some(Verdict::Pass));
 
     let workload = WorkloadRow {
@@ -183,20 +192,16 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     };
     assert!(s.add_workload(&workload, &audit("workload-add")).unwrap());
     assert!(!s.add_workload(&workload, &audit("again")).unwrap());
-    assert_eq!(s.audits(1).unwrap()[0].action, "workload-add");
+    assert_eq!(s.audits(&AuditQuery::latest(1)).unwrap()[0].row.action, "workload-add");
     assert_eq!(s.workloads().unwrap(), [workload]);
-    for i in 0..3 {
-        let row = AuditRow { at: Micros(i), actor: "operator".into(), action: "a".into(), detail: i.to_string() };
-        s.add_audit(&row).unwrap();
-    }
-    assert_eq!(s.audits(2).unwrap().iter().map(|a| a.detail.as_str()).collect::<Vec<_>>(), ["1", "2"]);
+    trail(s.as_mut(), run, &h1);
 
     // A release revokes, and a host taken back is another generation.
-    s.release_host(&h1, Micros(200)).unwrap();
+    s.release_host(&h1, &at(200, "release")).unwrap();
     assert!(s.certificate(certificate.sha256).unwrap().unwrap().revoked.is_some());
-    assert_eq!(s.redeem(&redemption(b"k", 60)).unwrap(), Err(TokenRefusal::Released));
-    assert!(matches!(s.release_host(&h1, Micros(201)), Err(StoreError::Missing { .. })));
-    s.add_host(&h1, "metal", Ownership::Adopted, Micros(300)).unwrap();
+    assert_eq!(s.redeem(&redemption(b"k", 60), &audit("repeated")).unwrap(), Err(TokenRefusal::Released));
+    assert!(matches!(s.release_host(&h1, &at(201, "release")), Err(StoreError::Missing { .. })));
+    s.add_host(&h1, "metal", Ownership::Adopted, &at(300, "host-add")).unwrap();
     let row = s.host(&h1).unwrap().unwrap();
     assert_eq!((row.generation, row.facts.is_none(), row.installation), (Generation(3), true, None));
 
@@ -208,16 +213,23 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
         expires: Micros(1_000),
         revoked: None,
     };
-    assert!(!s.add_certificate(&of(2), Micros(301)).unwrap());
-    assert_eq!(s.welcomed(&h1, &HelloRow { installation: of(2).installation, ..hello }, Micros(302)).unwrap().0, 3);
-    assert!(!s.add_certificate(&of(2), Micros(303)).unwrap(), "the same installation enrols again");
+    assert!(!s.add_certificate(&of(2), &at(301, "enrolled")).unwrap());
+    assert_eq!(
+        s.welcomed(&h1, &HelloRow { installation: of(2).installation, ..hello }, &at(302, "connected")).unwrap().0,
+        3
+    );
+    assert!(!s.add_certificate(&of(2), &at(303, "enrolled")).unwrap(), "the same installation enrols again");
     assert!(s.host(&h1).unwrap().unwrap().facts.is_some());
-    assert!(s.add_certificate(&of(3), Micros(304)).unwrap());
-    s.set_facts(&h1, of(2).installation, &facts()).unwrap();
+    assert!(s.add_certificate(&of(3), &at(304, "enrolled")).unwrap());
+    s.set_facts(&h1, of(2).installation, &facts(), &at(305, "facts of another")).unwrap();
     let row = s.host(&h1).unwrap().unwrap();
     assert_eq!((row.generation.0, row.facts.is_none(), row.installation), (4, true, Some(of(3).installation)));
     assert!(s.certificate(of(2).sha256).unwrap().unwrap().revoked.is_some());
     assert!(s.certificate(of(3).sha256).unwrap().unwrap().revoked.is_none());
+    s.set_facts(&h1, of(3).installation, &facts(), &at(306, "facts")).unwrap();
+    let tail = actions(s.as_mut()).split_off(16).join(" ");
+    assert_eq!(tail, "noted noted noted release host-add enrolled connected enrolled enrolled facts");
+    drop(s);
     people(open().as_mut());
 }
 
@@ -243,12 +255,42 @@ fn people(s: &mut dyn Store) {
     let revoked: Vec<_> = s.people().unwrap().into_iter().map(|p| (p.name, p.revoked.map(|r| r.0))).collect();
     let of = |name: &str, at| (name.to_owned(), at);
     assert_eq!(revoked, [of("ada", Some(4)), of("bob", None), of("ada", Some(4)), of("ada", None)]);
-    let audits = s.audits(100).unwrap().len();
-    assert_eq!(s.revoke_people("nobody", Micros(7), &audit("access-revoke")).unwrap(), 0);
-    assert_eq!(s.revoke_people(&Sha256([2; 32]).to_string(), Micros(7), &audit("access-revoke")).unwrap(), 1);
-    assert_eq!(s.revoke_people("ada", Micros(8), &audit("access-revoke")).unwrap(), 1);
-    assert_eq!(s.audits(100).unwrap().len(), audits + 2, "only what was done");
+    let audits = actions(s).len();
+    assert_eq!(s.revoke_people("nobody", &at(7, "access-revoke")).unwrap(), 0);
+    assert_eq!(s.revoke_people(&Sha256([2; 32]).to_string(), &at(7, "access-revoke")).unwrap(), 1);
+    assert_eq!(s.revoke_people("ada", &at(8, "access-revoke")).unwrap(), 1);
+    assert_eq!(actions(s).len(), audits + 2, "only what was done");
     assert_eq!(s.person(ada.certificate).unwrap().unwrap().revoked, Some(Micros(4)));
+}
+
+/// Without those of a lease, which not every backend has.
+fn actions(s: &mut dyn Store) -> Vec<String> {
+    let all = s.audits(&AuditQuery::latest(100)).unwrap().into_iter().map(|a| a.row.action);
+    all.filter(|a| a != "lead").collect()
+}
+
+/// What is asked of the audit trail.
+fn trail(s: &mut dyn Store, run: RunId, h1: &HostId) {
+    for i in 0..3 {
+        let row = at(1_000 + i, "noted").detail(&format!("{i}"));
+        s.add_audit(&row).unwrap();
+    }
+    let mut ask = |q: AuditQuery| s.audits(&q).unwrap();
+    let details = |rows: &[AuditEntry]| rows.iter().map(|a| a.row.detail.clone()).collect::<Vec<_>>();
+    let latest = ask(AuditQuery::latest(2));
+    assert_eq!(details(&latest), ["1", "2"]);
+    assert_eq!(latest[1].row, at(1_002, "noted").detail("2"), "who, from where, what, when");
+    let after = AuditQuery { after: Some(latest[0].number), ..AuditQuery::latest(10) };
+    assert_eq!(ask(after), latest[1..]);
+    let since = |limit| AuditQuery { since: Some(Micros(1_001)), ..AuditQuery::latest(limit) };
+    let noted = |a: &AuditEntry| a.row.action == "noted";
+    let found: Vec<_> = ask(since(10)).into_iter().filter(noted).collect();
+    assert_eq!(details(&found), ["1", "2"]);
+    assert_eq!(ask(since(1)), ask(since(10))[..1], "the first since then");
+    let of_run: Vec<_> = ask(AuditQuery { run: Some(run), ..AuditQuery::latest(10) });
+    assert_eq!(of_run.iter().map(|a| a.row.action.as_str()).collect::<Vec<_>>(), ["run", "placed", "cancel", "k", "k"]);
+    let notes = AuditQuery { run: Some(run), host: Some(h1.clone()), ..AuditQuery::latest(10) };
+    assert_eq!(details(&ask(notes)), ["one", "t\u{fffd}wo"]);
 }
 
 #[test]
@@ -256,6 +298,185 @@ fn sqlite_keeps_the_contract() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store.sqlite3");
     contract(|| Box::new(SqliteStore::open(&path).unwrap()));
+}
+
+#[cfg(feature = "postgres")]
+mod postgres {
+    use std::time::Duration;
+
+    use drums_infra::postgres::Server;
+
+    use super::*;
+    use crate::config::PostgresConfig;
+
+    const LONG: Duration = Duration::from_secs(600);
+
+    fn open(url: &str) -> PostgresStore {
+        PostgresStore::open(&PostgresConfig::new(url)).unwrap()
+    }
+
+    fn leading(url: &str) -> PostgresStore {
+        let mut s = open(url);
+        assert!(matches!(s.take("node", "test", LONG).unwrap(), Taken::Ours { .. }));
+        s
+    }
+
+    #[test]
+    fn postgres_keeps_the_contract() {
+        let server = Server::start().unwrap();
+        contract(|| Box::new(leading(&server.url())));
+        // Nothing is deleted and nothing that was observed is changed, whoever asks the server.
+        for table in ["host", "registration", "run", "run_event", "evidence", "audit", "lease"] {
+            for how in ["DELETE FROM", "TRUNCATE"] {
+                assert!(server.psql("drums", &format!("{how} {table} CASCADE")).is_err(), "{how} {table}");
+            }
+        }
+        for change in ["evidence SET record = '{}'", "registration SET canonical = '{}'", "audit SET actor = 'x'"] {
+            assert!(server.psql("drums", &format!("UPDATE {change}")).is_err(), "{change}");
+        }
+        // A store of a newer program.
+        server.psql("drums", "INSERT INTO migration VALUES ('9999_later')").unwrap();
+        let newer = PostgresStore::open(&PostgresConfig::new(server.url()));
+        assert!(matches!(newer, Err(StoreError::TooNew { found, .. }) if found == "9999_later"));
+    }
+
+    #[test]
+    fn only_the_holder_of_the_lease_writes() {
+        let server = Server::start().unwrap();
+        let ttl = Duration::from_millis(1_500);
+        let row = audit("x");
+        let mut nobody = open(&server.url());
+        assert!(matches!(nobody.add_audit(&row), Err(StoreError::NotLeading { .. })));
+
+        let mut first = open(&server.url());
+        assert_eq!(first.take("a", "first", ttl).unwrap(), Taken::Ours { epoch: 1 });
+        first.add_audit(&row).unwrap();
+        let mut second = open(&server.url());
+        let held = second.take("b", "second", ttl).unwrap();
+        assert!(matches!(&held, Taken::Theirs { name, epoch: 1, left_ms: 1..=1_500 } if name == "first"), "{held:?}");
+        assert!(matches!(second.add_audit(&row), Err(StoreError::NotLeading { .. })));
+        assert!(second.renew(1, ttl).unwrap(), "whoever knows the epoch is its holder");
+
+        // It runs out; until somebody takes it, its holder may still write and renew.
+        let expired = || server.psql("drums", "SELECT expires_us < now_us() FROM lease").unwrap() == "t";
+        assert!(drums_infra::fleet::wait_until(Duration::from_secs(30), expired));
+        first.add_audit(&row).unwrap();
+        assert_eq!(second.take("b", "second", ttl).unwrap(), Taken::Ours { epoch: 2 });
+        // From here on the first one writes nothing, by none of its methods.
+        let superseded = |r: Result<(), StoreError>| assert!(matches!(r, Err(StoreError::Superseded { epoch: 1 })));
+        assert!(!first.renew(1, ttl).unwrap());
+        superseded(first.add_audit(&row));
+        superseded(first.add_host(&host("h9"), "metal", Ownership::Adopted, &row));
+        superseded(first.meta_or("k", "v", &row).map(|_| ()));
+        superseded(first.commit_evidence(RunId([1; 6]), &host("h1"), Generation(1), &[], Micros(1)).map(|_| ()));
+        assert!(first.hosts().unwrap().is_empty(), "it may read");
+        // A restarted coordinator takes its own lease back at once; given up, it is anybody's.
+        let mut again = open(&server.url());
+        assert_eq!(again.take("b", "second, again", LONG).unwrap(), Taken::Ours { epoch: 3 });
+        again.give_up(3).unwrap();
+        assert_eq!(first.take("a", "first", LONG).unwrap(), Taken::Ours { epoch: 4 });
+        let led = first.audits(&AuditQuery::latest(10)).unwrap();
+        let led: Vec<_> = led.iter().filter(|a| a.row.action == "lead").map(|a| a.row.detail.as_str()).collect();
+        assert_eq!(led, ["epoch 1", "epoch 2", "epoch 3", "epoch 4"]);
+    }
+
+    #[test]
+    fn a_writer_that_stands_still_holds_a_take_over_back_only_for_seconds() {
+        let server = Server::start().unwrap();
+        let mut first = open(&server.url());
+        first.take("a", "first", Duration::from_millis(1)).unwrap();
+        // As a coordinator does that is stopped between two statements.
+        let mut stalled = first.write("stand still").unwrap();
+        stalled.execute("INSERT INTO meta (key, value) VALUES ('half', 'done')", &[]).unwrap();
+        let mut second = open(&server.url());
+        let begun = std::time::Instant::now();
+        let taken = second.take("b", "second", LONG).unwrap();
+        assert_eq!(taken, Taken::Ours { epoch: 2 });
+        assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+        assert!(stalled.commit().is_err());
+        assert_eq!(second.meta("half").unwrap(), None);
+    }
+
+    #[test]
+    fn a_server_that_is_away_is_said_to_be_and_nothing_is_lost() {
+        let mut server = Server::start().unwrap();
+        let mut s = leading(&server.url());
+        let (registration, state) = with_run(&mut s);
+        let (run, h1) = (state.id, host("h1"));
+        let records = [record(&registration, 1, 1), record(&registration, 2, 1)];
+        assert_eq!(s.commit_evidence(run, &h1, Generation(1), &records[..1], Micros(1)).unwrap(), 1);
+        server.stop();
+        for _ in 0..2 {
+            let e = s.commit_evidence(run, &h1, Generation(1), &records, Micros(2)).unwrap_err();
+            assert!(e.is_away(), "{e:?}");
+            assert!(s.runs(None).unwrap_err().is_away());
+        }
+        let Err(e) = PostgresStore::open(&PostgresConfig::new(server.url())) else { panic!("it is away") };
+        let words = drums_common::telemetry::chain(&e);
+        assert!(e.is_away() && words.contains("cannot be reached") && words.contains("drums-pg-"), "{words}");
+        server.resume().unwrap();
+        let back = || s.commit_evidence(run, &h1, Generation(1), &records, Micros(3)).is_ok_and(|n| n == 2);
+        let mut back = back;
+        assert!(drums_infra::fleet::wait_until(Duration::from_secs(10), &mut back), "it comes back by itself");
+    }
+
+    #[test]
+    fn addresses_that_are_unsafe_or_useless_are_refused_with_what_to_do() {
+        let cases = [
+            ("postgres://drums:secret@127.0.0.1/drums", "password_file"),
+            ("postgres://drums@127.0.0.1/drums", "ca"),
+            ("postgres:///drums", "names no server"),
+            ("mysql://x", "used wrongly"),
+        ];
+        for (url, want) in cases {
+            let Err(e) = PostgresStore::open(&PostgresConfig::new(url)) else { panic!("{url}") };
+            let words = drums_common::telemetry::chain(&e);
+            assert!(words.contains(want) && !words.contains("secret"), "{url}: {words}");
+        }
+        let server = Server::start().unwrap();
+        let Err(e) = PostgresStore::open(&PostgresConfig::new(server.url_of("nothing"))) else { panic!("no database") };
+        assert!(matches!(e, StoreError::Open { .. }), "{e:?}");
+        let words = drums_common::telemetry::chain(&e);
+        assert!(words.contains("does not exist"), "{words}");
+    }
+
+    #[test]
+    fn over_a_network_the_server_shows_a_certificate_of_the_named_ca() {
+        let ca = |name: &str| {
+            let mut p = rcgen::CertificateParams::new(Vec::new()).unwrap();
+            p.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+            p.distinguished_name.push(rcgen::DnType::CommonName, name);
+            let key = rcgen::KeyPair::generate().unwrap();
+            let pem = p.self_signed(&key).unwrap().pem();
+            (rcgen::Issuer::new(p, key), pem)
+        };
+        let (ours, other) = (ca("ours"), ca("another"));
+        let key = rcgen::KeyPair::generate().unwrap();
+        let leaf = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let leaf = leaf.signed_by(&key, &ours.0).unwrap().pem();
+        let mut server = Server::start().unwrap();
+        server.stop();
+        for (name, setting, text) in [("crt", "ssl_cert_file", leaf), ("key", "ssl_key_file", key.serialize_pem())] {
+            let path = server.keep(name, &text).unwrap();
+            server.set(&format!("{setting}={}", path.display()));
+        }
+        server.set("ssl=on");
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        server.listen(free);
+        server.resume().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str, pem: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, pem).unwrap();
+            PostgresConfig { ca: Some(path), ..PostgresConfig::new(format!("postgres://drums@127.0.0.1:{free}/drums")) }
+        };
+        PostgresStore::open(&at("ours", &ours.1)).unwrap();
+        let Err(e) = PostgresStore::open(&at("other", &other.1)) else { panic!("a foreign CA") };
+        let words = drums_common::telemetry::chain(&e);
+        assert!(words.to_lowercase().contains("certificate"), "{words}");
+        let empty = PostgresStore::open(&at("empty", ""));
+        assert!(matches!(empty, Err(StoreError::BadPlace { .. })));
+    }
 }
 
 #[test]
@@ -277,10 +498,11 @@ fn nothing_is_deleted_and_evidence_is_not_changed() {
     let (registration, _) = with_run(&mut s);
     s.commit_evidence(RunId([1; 6]), &host("h1"), Generation(1), &[record(&registration, 1, 1)], Micros(1)).unwrap();
     let c = rusqlite::Connection::open(&path).unwrap();
-    for table in ["host", "registration", "run", "run_event", "evidence"] {
+    for table in ["host", "registration", "run", "run_event", "evidence", "audit"] {
         assert!(c.execute(&format!("DELETE FROM {table}"), []).is_err(), "{table}");
     }
     assert!(c.execute("UPDATE evidence SET record = '{}'", []).is_err());
+    assert!(c.execute("UPDATE audit SET actor = 'x'", []).is_err());
     assert!(c.execute("UPDATE registration SET canonical = '{}'", []).is_err());
 }
 

@@ -8,14 +8,22 @@
 //! was read; a writer that lost the race is told.
 //! **Invariant:** nothing is deleted; registrations, evidence, events and the audit trail are never changed.
 
+mod audit;
 #[cfg(test)]
 mod contract;
+#[cfg(test)]
+mod crash;
+mod evidence;
+#[cfg(test)]
+mod fixtures;
 mod handle;
+mod migrations;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(test)]
+mod script;
+mod shared;
 mod sqlite;
-mod sqlite_people;
-mod sqlite_runs;
-
-use std::path::{Path, PathBuf};
 
 use drums_common::{
     clock::Micros,
@@ -26,7 +34,10 @@ use drums_common::{
     machine::HostFacts,
 };
 
+pub use audit::{AuditEntry, AuditQuery, AuditRow, Who};
 pub use handle::StoreHandle;
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresStore, Taken};
 pub use sqlite::SqliteStore;
 
 use crate::{
@@ -35,28 +46,19 @@ use crate::{
     pki::Role,
 };
 
+/// What a backend's own library says.
+pub type DbError = Box<dyn std::error::Error + Send + Sync>;
+
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("cannot open the store {path}")]
-    Open {
-        path: PathBuf,
-        #[source]
-        source: rusqlite::Error,
-    },
-    #[error("the store {path} was made by a newer version of this program (migration {found}); use that version")]
-    TooNew { path: PathBuf, found: String },
+    #[error("cannot open the store {place}")]
+    Open { place: String, source: DbError },
+    #[error("the store {place} was made by a newer version of this program (migration {found}); use that version")]
+    TooNew { place: String, found: String },
     #[error("cannot bring the store up to date (migration {name})")]
-    Migrate {
-        name: &'static str,
-        #[source]
-        source: rusqlite::Error,
-    },
+    Migrate { name: String, source: DbError },
     #[error("the store cannot {attempt}")]
-    Sql {
-        attempt: &'static str,
-        #[source]
-        source: rusqlite::Error,
-    },
+    Sql { attempt: &'static str, source: DbError },
     #[error("the store holds a {what} that cannot be read: {got}")]
     Corrupt { what: &'static str, got: String },
     #[error("the run {run} was changed by another writer (generation {held}, expected {expected})")]
@@ -69,8 +71,23 @@ pub enum StoreError {
     HostExists(HostId),
     #[error("there is no {what} {id}")]
     Missing { what: &'static str, id: String },
+    #[error("the store {place} cannot be reached")]
+    Away { place: String, source: DbError },
+    #[error("another coordinator has taken over from epoch {epoch}; this one writes nothing any more")]
+    Superseded { epoch: u64 },
+    #[error("this coordinator does not hold the lease of the store {place}")]
+    NotLeading { place: String },
+    #[error("the store {place} is used wrongly: {what}")]
+    BadPlace { place: String, what: String },
     #[error("the store has been closed")]
     Closed,
+}
+
+impl StoreError {
+    /// The store's server is away: whoever waits and tries again loses nothing, and nothing follows from it.
+    pub fn is_away(&self) -> bool {
+        matches!(self, Self::Away { .. })
+    }
 }
 
 /// An adopted host is released and restored; no code path can end one. Hosts that were launched, and must die, come with
@@ -79,6 +96,15 @@ pub enum StoreError {
 pub enum Ownership {
     Adopted,
     Owned,
+}
+
+impl Ownership {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Adopted => "adopted",
+            Self::Owned => "owned",
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -171,63 +197,56 @@ pub enum Registered {
     NothingToAmend,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AuditRow {
-    pub at: Micros,
-    pub actor: String,
-    pub action: String,
-    pub detail: String,
-}
-
-/// Every method is one transaction.
+/// Every method is one transaction; what changes something writes its row of the audit trail in it, and takes its time
+/// from there.
 pub trait Store: Send {
     /// The value under `key`; `value` is stored first if there was none.
-    fn meta_or(&mut self, key: &str, value: &str) -> Result<String, StoreError>;
+    fn meta_or(&mut self, key: &str, value: &str, audit: &AuditRow) -> Result<String, StoreError>;
 
     fn hosts(&mut self) -> Result<Vec<HostRow>, StoreError>;
     fn host(&mut self, host: &HostId) -> Result<Option<HostRow>, StoreError>;
     /// A new host, or a released one taken back, perhaps on another machine: nothing is known of it then.
-    fn add_host(&mut self, host: &HostId, kind: &str, ownership: Ownership, now: Micros) -> Result<(), StoreError>;
+    fn add_host(&mut self, host: &HostId, kind: &str, ownership: Ownership, audit: &AuditRow)
+    -> Result<(), StoreError>;
     /// Marks it released and revokes its certificates.
-    fn release_host(&mut self, host: &HostId, now: Micros) -> Result<(), StoreError>;
-    fn welcomed(&mut self, host: &HostId, hello: &HelloRow, now: Micros) -> Result<Generation, StoreError>;
+    fn release_host(&mut self, host: &HostId, audit: &AuditRow) -> Result<(), StoreError>;
+    fn welcomed(&mut self, host: &HostId, hello: &HelloRow, audit: &AuditRow) -> Result<Generation, StoreError>;
     /// Only for the installation that holds the name now.
-    fn set_facts(&mut self, host: &HostId, installation: InstallationId, facts: &HostFacts) -> Result<(), StoreError>;
-    /// Fences what was given to the host so far.
-    fn next_generation(&mut self, host: &HostId) -> Result<Generation, StoreError>;
-
-    /// With its entry in the audit trail.
-    fn add_token(
+    fn set_facts(
         &mut self,
-        secret: Sha256,
         host: &HostId,
-        now: Micros,
-        expires: Micros,
+        installation: InstallationId,
+        facts: &HostFacts,
         audit: &AuditRow,
     ) -> Result<(), StoreError>;
-    fn redeem(&mut self, redemption: &Redemption) -> Result<Result<(), TokenRefusal>, StoreError>;
+    /// Fences what was given to the host so far.
+    fn next_generation(&mut self, host: &HostId, audit: &AuditRow) -> Result<Generation, StoreError>;
+
+    fn add_token(&mut self, secret: Sha256, host: &HostId, expires: Micros, audit: &AuditRow)
+    -> Result<(), StoreError>;
+    /// Writes its row only if the token is used up by this.
+    fn redeem(&mut self, redemption: &Redemption, audit: &AuditRow) -> Result<Result<(), TokenRefusal>, StoreError>;
     /// True if the host moved: another installation held the name. Its certificates are then revoked, the machine it ran
     /// on is forgotten, and what it was given is fenced.
-    fn add_certificate(&mut self, row: &CertificateRow, now: Micros) -> Result<bool, StoreError>;
+    fn add_certificate(&mut self, row: &CertificateRow, audit: &AuditRow) -> Result<bool, StoreError>;
     fn certificate(&mut self, sha256: Sha256) -> Result<Option<CertificateRow>, StoreError>;
 
-    /// A person's new certificate, with its entry in the audit trail. With `replace` those that the name had are revoked;
-    /// how many these were.
+    /// A person's new certificate. With `replace` those that the name had are revoked; how many these were.
     fn add_person(&mut self, row: &PersonRow, replace: bool, audit: &AuditRow) -> Result<u64, StoreError>;
     fn person(&mut self, certificate: Sha256) -> Result<Option<PersonRow>, StoreError>;
     /// In order of issue.
     fn people(&mut self) -> Result<Vec<PersonRow>, StoreError>;
-    /// Revokes the valid certificates of a name, or the one with this SHA-256, with an entry in the audit trail if there
-    /// were any; how many there were.
-    fn revoke_people(&mut self, who: &str, now: Micros, audit: &AuditRow) -> Result<u64, StoreError>;
+    /// Revokes the valid certificates of a name, or the one with this SHA-256; how many there were. Writes its row only
+    /// if there were any.
+    fn revoke_people(&mut self, who: &str, audit: &AuditRow) -> Result<u64, StoreError>;
 
-    /// With its entry in the audit trail; false if it was there already.
+    /// False if it was there already.
     fn add_workload(&mut self, row: &WorkloadRow, audit: &AuditRow) -> Result<bool, StoreError>;
     /// In order of arrival.
     fn workloads(&mut self) -> Result<Vec<WorkloadRow>, StoreError>;
 
-    /// An experiment's first registration, or a later one that was said to amend it, with its entry in the audit trail.
-    /// Of writers that come at once, one is the first.
+    /// An experiment's first registration, or a later one that was said to amend it. Of writers that come at once, one is
+    /// the first.
     fn add_registration(
         &mut self,
         registration: &Registration,
@@ -240,9 +259,17 @@ pub trait Store: Send {
     fn registrations(&mut self, experiment: Option<ExperimentId>) -> Result<Vec<Registration>, StoreError>;
     fn spec_of(&mut self, sha256: Sha256) -> Result<Option<String>, StoreError>;
 
-    fn create_run(&mut self, state: &RunState, notes: &[Note], now: Micros) -> Result<(), StoreError>;
-    /// Compare and set on the row's generation.
-    fn save_run(&mut self, state: &RunState, expected: u32, notes: &[Note], now: Micros) -> Result<(), StoreError>;
+    /// With a row of the audit trail for each note.
+    fn create_run(&mut self, state: &RunState, notes: &[Note], audit: &AuditRow) -> Result<(), StoreError>;
+    /// Compare and set on the row's generation; with a row for each note, and `audit` if somebody asked for the change.
+    fn save_run(
+        &mut self,
+        state: &RunState,
+        expected: u32,
+        notes: &[Note],
+        now: Micros,
+        audit: Option<&AuditRow>,
+    ) -> Result<(), StoreError>;
     fn run(&mut self, run: RunId) -> Result<Option<RunRow>, StoreError>;
     /// In order of creation.
     fn runs(&mut self, experiment: Option<ExperimentId>) -> Result<Vec<RunRow>, StoreError>;
@@ -262,10 +289,7 @@ pub trait Store: Send {
     fn acked(&mut self, run: RunId, host: &HostId) -> Result<u64, StoreError>;
     fn evidence(&mut self, run: RunId, host: &HostId, after: u64, limit: u32) -> Result<Vec<EvidenceRow>, StoreError>;
 
+    /// Something that changes nothing else, and that an operator should be able to read later.
     fn add_audit(&mut self, row: &AuditRow) -> Result<(), StoreError>;
-    /// The latest `limit`, oldest first.
-    fn audits(&mut self, limit: u32) -> Result<Vec<AuditRow>, StoreError>;
-
-    /// A consistent copy of everything, into a file that must not exist.
-    fn backup(&mut self, to: &Path) -> Result<(), StoreError>;
+    fn audits(&mut self, query: &AuditQuery) -> Result<Vec<AuditEntry>, StoreError>;
 }

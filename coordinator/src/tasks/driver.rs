@@ -32,7 +32,7 @@ use crate::{
         run::{Denied, Event, Observed, RunState},
     },
     net::ports::Order,
-    store::{RunRow, StoreError},
+    store::{AuditRow, RunRow, StoreError, Who},
 };
 
 /// Leases, deadlines and unwinding are looked at this often, whatever else happens.
@@ -91,6 +91,8 @@ pub(super) struct Driver {
     stuck: BTreeSet<HostId>,
     /// What hosts said that ends a run and was not stored when it came: nobody says it again.
     owed: Vec<(RunId, HostId, Event)>,
+    /// Runs of which it is not known whether they were stored: the store went away before it answered.
+    unsure: Vec<RunId>,
 }
 
 fn unsettled(state: &RunState) -> bool {
@@ -98,7 +100,13 @@ fn unsettled(state: &RunState) -> bool {
 }
 
 fn failure(e: &StoreError) -> Failure {
-    Failure::new(FailureClass::Transient, "store", chain(e), "see the coordinator's log and try again")
+    let help = match e.is_away() {
+        true => {
+            "it may have been done all the same: drumsctl runs and drumsctl fleet show what is, once the store is back"
+        }
+        false => "see the coordinator's log and try again",
+    };
+    Failure::new(FailureClass::Transient, "store", chain(e), help)
 }
 
 impl Driver {
@@ -114,6 +122,7 @@ impl Driver {
             complaints: BTreeMap::new(),
             stuck: BTreeSet::new(),
             owed: Vec::new(),
+            unsure: Vec::new(),
         };
         for row in rows.into_iter().filter(|r| unsettled(&r.state)) {
             driver.adopt(row).await?;
@@ -252,7 +261,7 @@ impl Driver {
                 // One that was not stored is asked for again.
                 let _ = self.event(run, &event).await;
             }
-            Err(e) => self.unread(run, chain(&e)).await,
+            Err(e) => self.unread(run, String::new(), &e).await,
         }
     }
 
@@ -263,11 +272,13 @@ impl Driver {
         }
     }
 
-    /// A run's evidence could not be read: tried again after a pause, and given up after a bound.
-    async fn unread(&mut self, run: RunId, why: String) {
+    /// A run's evidence could not be read: tried again after a pause, and given up after a bound. A store that is away is
+    /// waited for without one: it says nothing about the evidence.
+    async fn unread(&mut self, run: RunId, place: String, e: &StoreError) {
         let now = self.control.clock.boottime();
         let Some(active) = self.runs.iter_mut().find(|r| r.row.state.id == run) else { return };
-        let since = active.unread.map_or(now, |u| u.since);
+        let since = active.unread.filter(|_| !e.is_away()).map_or(now, |u| u.since);
+        let why = place + &chain(e);
         if active.unread.is_none() {
             tracing::error!(run = %run, error = why, "evidence was not read; it will be tried again");
         }
@@ -280,6 +291,7 @@ impl Driver {
     /// Looks at everything once.
     async fn reconcile(&mut self) {
         self.control.count_refusals();
+        self.look_for_unsure().await;
         for (run, host, event) in std::mem::take(&mut self.owed) {
             self.owe(run, host, event).await;
         }
@@ -301,10 +313,11 @@ impl Driver {
 
     /// Steps a run and stores the result. True if it changed. What could not be stored did not happen.
     async fn event(&mut self, run: RunId, event: &Event) -> Result<bool, StoreError> {
-        self.events(run, std::slice::from_ref(event)).await
+        self.events(run, std::slice::from_ref(event), None).await
     }
 
-    async fn events(&mut self, run: RunId, events: &[Event]) -> Result<bool, StoreError> {
+    /// `asked` goes with the change if somebody asked for it.
+    async fn events(&mut self, run: RunId, events: &[Event], asked: Option<AuditRow>) -> Result<bool, StoreError> {
         let now = self.control.now();
         let Some(active) = self.runs.iter_mut().find(|r| r.row.state.id == run) else { return Ok(false) };
         let mut state = active.row.state.clone();
@@ -324,7 +337,8 @@ impl Driver {
             return Ok(false);
         }
         let (saved, expected, written) = (state.clone(), active.row.generation, notes.clone());
-        let stored = self.control.store.call(move |s| s.save_run(&saved, expected, &written, now)).await;
+        let stored =
+            self.control.store.call(move |s| s.save_run(&saved, expected, &written, now, asked.as_ref())).await;
         match stored {
             Ok(()) => {
                 for n in &notes {
@@ -339,7 +353,33 @@ impl Driver {
             Err(e) => {
                 // Nothing in memory changed either: the next look tries again from what is stored.
                 tracing::error!(run = %run, error = chain(&e), "a run's state was not stored");
+                if matches!(e, StoreError::Conflict { .. }) {
+                    self.reload(run).await;
+                }
                 Err(e)
+            }
+        }
+    }
+
+    /// A write whose answer was lost is known by the next one: what is stored stands.
+    async fn reload(&mut self, run: RunId) {
+        let stored = self.control.store.call(move |s| s.run(run)).await;
+        let active = self.runs.iter_mut().find(|r| r.row.state.id == run);
+        if let (Ok(Some(row)), Some(active)) = (stored, active) {
+            active.row = row;
+            self.control.changed();
+        }
+    }
+
+    async fn look_for_unsure(&mut self) {
+        for run in std::mem::take(&mut self.unsure) {
+            let known = match self.control.store.call(move |s| s.run(run)).await {
+                Ok(Some(row)) => self.adopt(row).await,
+                Ok(None) => Ok(()),
+                Err(e) => Err(e),
+            };
+            if known.is_err() {
+                self.unsure.push(run);
             }
         }
     }
@@ -364,7 +404,7 @@ impl Driver {
                 let rows = match self.control.store.call(move |s| s.evidence(run, &of, after, PAGE)).await {
                     Ok(rows) => rows,
                     Err(e) => {
-                        self.unread(run, format!("after record {after} of host {host}: {}", chain(&e))).await;
+                        self.unread(run, format!("after record {after} of host {host}: "), &e).await;
                         break;
                     }
                 };
@@ -379,7 +419,7 @@ impl Driver {
                         late: r.late,
                     })
                     .collect();
-                if !matches!(self.events(run, &events).await, Ok(true)) {
+                if !matches!(self.events(run, &events, None).await, Ok(true)) {
                     break;
                 }
                 after = last;
@@ -413,8 +453,9 @@ impl Driver {
                 continue;
             }
             tracing::warn!(host = %host, run = %run, "host lost: its life lease ended");
-            let of = host.clone();
-            match self.control.store.call(move |s| s.next_generation(&of)).await {
+            let (of, audit) =
+                (host.clone(), self.control.audit_row(&Who::coordinator(), "fenced").host(&host).run(run));
+            match self.control.store.call(move |s| s.next_generation(&of, &audit)).await {
                 Ok(generation) => tracing::info!(host = %host, generation = %generation, "host fenced"),
                 Err(e) => tracing::error!(host = %host, error = chain(&e), "a lost host was not fenced"),
             }
@@ -448,7 +489,8 @@ impl Driver {
         {
             tracing::warn!(host = %host, run = %run, for_ms, "the host's work does not move");
             let text = format!("no progress for {} s, although its agent lives", for_ms / 1_000);
-            self.control.audit(&format!("host {host}"), "stuck", format!("{run}: {text}")).await;
+            let row = self.control.audit_row(&Who::coordinator(), "stuck").host(&host).run(run);
+            self.control.audit(row.detail(&text)).await;
             self.complain(run, host, text).await;
         }
         self.stuck = stuck.into_iter().map(|(host, ..)| host).collect();
@@ -613,10 +655,15 @@ impl Driver {
             .collect();
         let t = RunState::place(RunId(rand::random()), registration.sha256, made + 1, new.until, placed, now);
         let (state, notes) = (t.next.clone(), t.notes);
-        self.control.store.call(move |s| s.create_run(&state, &notes, now)).await.map_err(|e| failure(&e))?;
-        self.control
-            .audit(&new.by, "run", format!("{} of {experiment}, run {} of {}", t.next.id, made + 1, e.design.max_runs))
-            .await;
+        let audit = self.control.audit_row(&new.by, "run").run(state.id);
+        let audit = audit.detail(&format!("{experiment}, run {} of {}", made + 1, e.design.max_runs));
+        let id = state.id;
+        if let Err(e) = self.control.store.call(move |s| s.create_run(&state, &notes, &audit)).await {
+            if e.is_away() {
+                self.unsure.push(id);
+            }
+            return Err(failure(&e));
+        }
         tracing::info!(run = %t.next.id, experiment = %experiment, "run made");
         let row = RunRow { state: t.next.clone(), generation: 1, experiment };
         self.runs.push(Active::new(row, registration));
@@ -624,7 +671,7 @@ impl Driver {
         Ok(t.next)
     }
 
-    async fn cancel(&mut self, run: RunId, by: String) -> Result<RunState, Failure> {
+    async fn cancel(&mut self, run: RunId, by: Who) -> Result<RunState, Failure> {
         let stored = self.control.store.call(move |s| s.run(run)).await.map_err(|e| failure(&e))?;
         let stored = stored.ok_or_else(|| {
             Failure::refused("no-such-run", format!("there is no run {run}"), "drumsctl runs lists them")
@@ -633,25 +680,25 @@ impl Driver {
             let message = format!("run {run} is closed already: {verdict}");
             return Err(Failure::refused("closed", message, "a closed run stays what it is"));
         }
-        self.event(run, &Event::Cancel { by: by.clone() }).await.map_err(|e| failure(&e))?;
+        let asked = self.control.audit_row(&by, "cancel").run(run);
+        self.events(run, &[Event::Cancel { by: by.actor }], Some(asked)).await.map_err(|e| failure(&e))?;
         // Done is what is stored: a restarted coordinator must know of it.
         let state = self.runs.iter().map(|r| &r.row.state).find(|s| s.id == run && s.ending.is_some()).cloned();
         let state = state.ok_or_else(|| {
             let message = format!("the cancellation of {run} was not taken");
             Failure::new(FailureClass::Transient, "not-cancelled", message, "try again")
         })?;
-        self.control.audit(&by, "cancel", run.to_string()).await;
         Ok(state)
     }
 
-    async fn release(&mut self, host: HostId, by: String) -> Result<(), Failure> {
+    async fn release(&mut self, host: HostId, by: Who) -> Result<(), Failure> {
         let busy = self.runs.iter().find(|r| r.row.state.live() && r.row.state.host(&host).is_some());
         if let Some(run) = busy {
             let message = format!("host {host} is part of {}", run.row.state.id);
             return Err(Failure::refused("busy", message, "cancel the run or wait for its end, then release"));
         }
-        let (of, now) = (host.clone(), self.control.now());
-        self.control.store.call(move |s| s.release_host(&of, now)).await.map_err(|e| match e {
+        let (of, audit) = (host.clone(), self.control.audit_row(&by, "release").host(&host));
+        self.control.store.call(move |s| s.release_host(&of, &audit)).await.map_err(|e| match e {
             StoreError::Missing { .. } => {
                 Failure::refused("no-such-host", format!("there is no host {host}"), "drumsctl fleet lists them")
             }
@@ -663,7 +710,6 @@ impl Driver {
             link.send_replace(Order::Retire { reason: format!("host {host} was released") });
         }
         self.control.leases().forget(&host);
-        self.control.audit(&by, "release", format!("host {host}")).await;
         self.control.changed();
         Ok(())
     }

@@ -32,14 +32,12 @@ use tokio::sync::{Notify, mpsc, watch};
 use crate::{
     artifacts::Artifacts,
     net::ports::Order,
-    store::{AuditRow, StoreError, StoreHandle},
+    store::{AuditRow, StoreError, StoreHandle, Who},
 };
 
 pub use questions::analysis_inputs;
 pub use requests::{HostView, NewRun};
 
-/// A peer's words are quoted in the audit trail up to this length.
-const DETAIL_CHARS: usize = 500;
 /// Runs and hosts whose refused evidence is remembered; an enrolled agent that makes up more of them is only logged.
 const REFUSED_EVIDENCE: usize = 1_024;
 
@@ -76,7 +74,8 @@ impl Control {
         shutdown: watch::Receiver<bool>,
     ) -> Result<(Arc<Self>, tokio::task::JoinHandle<()>), StoreError> {
         let drawn = InstallationId(rand::random()).to_string();
-        let installation = store.call(move |s| s.meta_or("installation", &drawn)).await?;
+        let named = AuditRow::new(clock.now(), Who::coordinator(), "installation").detail(&drawn);
+        let installation = store.call(move |s| s.meta_or("installation", &drawn, &named)).await?;
         let installation = installation
             .parse()
             .map_err(|_| StoreError::Corrupt { what: "installation id", got: installation.clone() })?;
@@ -142,27 +141,25 @@ impl Control {
         Some((leases.health(host, now)?, leases.get(host)?.clone(), now))
     }
 
-    /// Writes the audit trail; a failure is logged, since the deed is done.
-    pub async fn audit(&self, actor: &str, action: &str, detail: String) {
-        let row = self.audit_row(actor, action, &detail);
+    /// Writes down what changed nothing else; a failure is logged.
+    async fn audit(&self, row: AuditRow) {
+        let action = row.action.clone();
         if let Err(e) = self.store.call(move |s| s.add_audit(&row)).await {
             tracing::error!(error = drums_common::telemetry::chain(&e), action, "the audit trail was not written");
         }
     }
 
-    pub fn audit_row(&self, actor: &str, action: &str, detail: &str) -> AuditRow {
-        let detail = match detail.char_indices().nth(DETAIL_CHARS) {
-            Some((cut, _)) => format!("{}...", &detail[..cut]),
-            None => detail.to_owned(),
-        };
-        AuditRow { at: self.now(), actor: actor.to_owned(), action: action.to_owned(), detail }
+    pub fn audit_row(&self, who: &Who, action: &str) -> AuditRow {
+        AuditRow::new(self.now(), who.clone(), action)
     }
 
     /// A peer was refused: the audit trail takes a bounded number of them.
-    fn audit_refusal(&self, from: IpAddr, who: &str, action: &str, detail: String) {
+    fn audit_refusal(&self, from: IpAddr, host: Option<&HostId>, action: &str, detail: &str) {
         let now = self.clock.boottime();
         if self.refusals.lock().unwrap_or_else(PoisonError::into_inner).note(from, now) {
-            self.audit_soon(who, action, detail);
+            let who = host.map_or_else(|| "an unknown peer".to_owned(), |h| format!("host {h}"));
+            let row = self.audit_row(&Who::new(who, from.to_string()), action).detail(detail);
+            self.audit_soon(AuditRow { host: host.cloned(), ..row });
         }
     }
 
@@ -170,12 +167,13 @@ impl Control {
     fn count_refusals(&self) {
         let over = self.refusals.lock().unwrap_or_else(PoisonError::into_inner).over(self.clock.boottime());
         for (from, n) in over {
-            self.audit_soon("unknown peers", "refused", format!("{n} more from {from} within a minute"));
+            let row = self.audit_row(&Who::new("unknown peers", from.clone()), "refused");
+            self.audit_soon(row.detail(&format!("{n} more from {from} within a minute")));
         }
     }
 
-    fn audit_soon(&self, actor: &str, action: &str, detail: String) {
-        let row = self.audit_row(actor, action, &detail);
+    fn audit_soon(&self, row: AuditRow) {
+        let action = row.action.clone();
         let taken = self.store.post(move |s| {
             if let Err(e) = s.add_audit(&row) {
                 tracing::error!(error = drums_common::telemetry::chain(&e), "the audit trail was not written");

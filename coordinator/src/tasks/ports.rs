@@ -15,7 +15,7 @@ use drums_common::{
 use super::{Control, REFUSED_EVIDENCE, requests::Request};
 use crate::{
     net::ports::{Accepted, Order, Peer, Ports, Redemption, TokenRefusal, TokenStore},
-    store::{CertificateRow, HelloRow, StoreError},
+    store::{AuditRow, CertificateRow, HelloRow, StoreError, Who},
 };
 
 fn store_failure(e: &StoreError) -> Failure {
@@ -60,9 +60,10 @@ impl Ports for Control {
             agent_version: hello.agent_version,
             agent_sha256: hello.agent_sha256,
         };
-        let (host, now) = (peer.host.clone(), self.now());
+        let (host, audit) = (peer.host.clone(), self.row_of(peer, "connected"));
+        let audit = audit.detail(&format!("agent {} {}", hello_row.agent_version, hello_row.agent_sha256.short()));
         let generation =
-            self.store.call(move |s| s.welcomed(&host, &hello_row, now)).await.map_err(|e| store_failure(&e))?;
+            self.store.call(move |s| s.welcomed(&host, &hello_row, &audit)).await.map_err(|e| store_failure(&e))?;
         let times = {
             let mut leases = self.leases();
             // The store hands generations out in order, so an older one cannot come after a newer one.
@@ -82,8 +83,8 @@ impl Ports for Control {
     }
 
     async fn facts(&self, peer: &Peer, facts: HostFacts) {
-        let (host, installation) = (peer.host.clone(), peer.installation);
-        if let Err(e) = self.store.call(move |s| s.set_facts(&host, installation, &facts)).await {
+        let (host, installation, audit) = (peer.host.clone(), peer.installation, self.row_of(peer, "facts"));
+        if let Err(e) = self.store.call(move |s| s.set_facts(&host, installation, &facts, &audit)).await {
             tracing::error!(host = %peer.host, error = chain(&e), "fresh facts were not stored");
         }
         self.changed();
@@ -143,11 +144,15 @@ impl Ports for Control {
     fn report(&self, from: IpAddr, host: Option<&HostId>, failure: &Failure) {
         let who = host.map_or_else(|| "an unknown peer".to_owned(), |h| format!("host {h}"));
         tracing::warn!(peer = who, error = %failure, "a peer was refused");
-        self.audit_refusal(from, &who, "refused", failure.to_string());
+        self.audit_refusal(from, host, "refused", &failure.to_string());
     }
 }
 
 impl Control {
+    fn row_of(&self, peer: &Peer, action: &str) -> AuditRow {
+        self.audit_row(&Who::new(format!("host {}", peer.host), peer.from.to_string()), action).host(&peer.host)
+    }
+
     /// What can never be committed is said to people once, and ends the run: its agent can send nothing after it.
     async fn evidence_refused(&self, peer: &Peer, run: RunId, e: &StoreError) -> Failure {
         let (code, help) = match e {
@@ -164,7 +169,7 @@ impl Control {
             refused.len() < REFUSED_EVIDENCE && refused.insert((run, peer.host.clone()))
         };
         if news {
-            self.audit(&format!("host {}", peer.host), "evidence-refused", failure.to_string()).await;
+            self.audit(self.row_of(peer, "evidence-refused").run(run).detail(&failure.to_string())).await;
         }
         if news && code != "no-such-run" {
             self.send(Request::EvidenceRefused { host: peer.host.clone(), run, failure: failure.clone() }).await;
@@ -175,7 +180,9 @@ impl Control {
 
 impl TokenStore for Control {
     async fn redeem(&self, redemption: Redemption) -> Result<(), TokenRefusal> {
-        match self.store.call(move |s| s.redeem(&redemption)).await {
+        let who = Who::new(format!("host {}", redemption.host), redemption.from.to_string());
+        let audit = self.audit_row(&who, "token-used").host(&redemption.host);
+        match self.store.call(move |s| s.redeem(&redemption, &audit)).await {
             Ok(answer) => answer,
             Err(e) => Err(TokenRefusal::Store(chain(&e))),
         }
@@ -189,20 +196,19 @@ impl TokenStore for Control {
             expires,
             revoked: None,
         };
-        let now = self.now();
-        let moved =
-            self.store.call(move |s| s.add_certificate(&row, now)).await.map_err(|e| TokenRefusal::Store(chain(&e)))?;
+        let detail = format!("installation {}, certificate {}", peer.installation, peer.certificate.short());
+        let audit = self.row_of(&peer, "enrolled").detail(&detail);
+        let stored = self.store.call(move |s| s.add_certificate(&row, &audit)).await;
+        let moved = stored.map_err(|e| TokenRefusal::Store(chain(&e)))?;
         if moved && let Some(link) = self.links().remove(&peer.host) {
             let reason = format!("host {} was enrolled on another machine or anew", peer.host);
             link.send_replace(Order::Retire { reason });
         }
-        let detail = format!("installation {}, certificate {}", peer.installation, peer.certificate.short());
-        self.audit(&format!("host {}", peer.host), "enrolled", detail).await;
         Ok(())
     }
 
     fn refused(&self, from: IpAddr, host: &HostId, failure: &Failure) {
         tracing::warn!(host = %host, error = %failure, "an enrolment was refused");
-        self.audit_refusal(from, &format!("host {host}"), "enrolment-refused", failure.to_string());
+        self.audit_refusal(from, Some(host), "enrolment-refused", &failure.to_string());
     }
 }

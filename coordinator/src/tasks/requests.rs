@@ -13,7 +13,7 @@ use super::Control;
 use crate::{
     core::run::RunState,
     net::ports::Order,
-    store::{HostRow, StoreError},
+    store::{HostRow, StoreError, Who},
 };
 
 /// A run to be made.
@@ -24,7 +24,7 @@ pub struct NewRun {
     pub registration: Option<Sha256>,
     /// The operator's own end, earlier than the registered deadline.
     pub until: Option<Micros>,
-    pub by: String,
+    pub by: Who,
 }
 
 pub(super) enum Request {
@@ -32,8 +32,8 @@ pub(super) enum Request {
     HostRefused { host: HostId, run: RunId, failure: Failure },
     EvidenceRefused { host: HostId, run: RunId, failure: Failure },
     Create { new: NewRun, reply: oneshot::Sender<Result<RunState, Failure>> },
-    Cancel { run: RunId, by: String, reply: oneshot::Sender<Result<RunState, Failure>> },
-    Release { host: HostId, by: String, reply: oneshot::Sender<Result<(), Failure>> },
+    Cancel { run: RunId, by: Who, reply: oneshot::Sender<Result<RunState, Failure>> },
+    Release { host: HostId, by: Who, reply: oneshot::Sender<Result<(), Failure>> },
 }
 
 /// A host with what is known of it now.
@@ -77,12 +77,12 @@ impl Control {
         self.ask(|reply| Request::Create { new, reply }).await?
     }
 
-    pub async fn cancel_run(&self, run: RunId, by: String) -> Result<RunState, Failure> {
+    pub async fn cancel_run(&self, run: RunId, by: Who) -> Result<RunState, Failure> {
         self.ask(|reply| Request::Cancel { run, by, reply }).await?
     }
 
     /// Revokes a host; its agent is told to retire.
-    pub async fn release(&self, host: HostId, by: String) -> Result<(), Failure> {
+    pub async fn release(&self, host: HostId, by: Who) -> Result<(), Failure> {
         self.ask(|reply| Request::Release { host, by, reply }).await?
     }
 

@@ -28,7 +28,7 @@ use super::*;
 use crate::{
     core::run::Ending,
     net::ports::{Peer, Ports as _, TokenStore as _},
-    store::{AuditRow, CertificateRow, Ownership, SqliteStore},
+    store::{AuditQuery, AuditRow, CertificateRow, Ownership, SqliteStore, Who},
 };
 
 /// Everything here takes milliseconds; a loaded machine gets this long.
@@ -53,6 +53,10 @@ impl Clock for TestClock {
 
 fn facts() -> HostFacts {
     crate::samples::facts(MachineIdentity { boot_id: "b".into(), hardware: "h".into(), ..Default::default() })
+}
+
+fn test() -> Who {
+    Who::new("test", "192.0.2.9:1")
 }
 
 fn registration() -> Registration {
@@ -106,7 +110,7 @@ impl Life {
     }
 
     async fn run(&self) -> RunId {
-        let new = NewRun { experiment: "EXP-100".parse().unwrap(), registration: None, until: None, by: "test".into() };
+        let new = NewRun { experiment: "EXP-100".parse().unwrap(), registration: None, until: None, by: test() };
         self.control.create_run(new).await.unwrap().id
     }
 }
@@ -125,7 +129,8 @@ impl Agent {
     fn new(name: &str) -> Self {
         let host: HostId = name.parse().unwrap();
         let certificate = Sha256::of(name.as_bytes());
-        let peer = Peer { host, installation: InstallationId([1; 4]), certificate };
+        let peer =
+            Peer { host, installation: InstallationId([1; 4]), certificate, from: "192.0.2.1:4433".parse().unwrap() };
         Self { peer, records: vec![], acked: 0, leave_after: usize::MAX, blocks: 0 }
     }
 
@@ -216,11 +221,10 @@ async fn prepare(life: &Life, agents: &[Agent]) -> Registration {
     let peers: Vec<Peer> = agents.iter().map(|a| a.peer.clone()).collect();
     life.store
         .call(move |s| {
-            let audit =
-                AuditRow { at: Micros(1), actor: "test".into(), action: "register".into(), detail: String::new() };
+            let audit = AuditRow::new(Micros(1), test(), "register");
             s.add_registration(&stored, "spec", false, &audit)?;
             for p in peers {
-                s.add_host(&p.host, "sandbox", Ownership::Adopted, Micros(1))?;
+                s.add_host(&p.host, "sandbox", Ownership::Adopted, &audit)?;
                 let row = CertificateRow {
                     sha256: p.certificate,
                     host: p.host,
@@ -228,7 +232,7 @@ async fn prepare(life: &Life, agents: &[Agent]) -> Registration {
                     expires: Micros(i64::MAX),
                     revoked: None,
                 };
-                s.add_certificate(&row, Micros(1))?;
+                s.add_certificate(&row, &audit)?;
             }
             Ok(())
         })
@@ -312,7 +316,7 @@ async fn a_host_that_never_returns_is_lost_fenced_and_its_late_words_are_kept() 
     one.hosts.count = 1;
     let one = Registration::freeze(one, Micros(2)).unwrap();
     let stored = one.clone();
-    let audit = AuditRow { at: Micros(2), actor: "test".into(), action: "register".into(), detail: String::new() };
+    let audit = AuditRow::new(Micros(2), test(), "register");
     life.store.call(move |s| s.add_registration(&stored, "spec", true, &audit)).await.unwrap();
     let h1 = agent.peer.host.clone();
 
@@ -368,8 +372,7 @@ async fn runs_are_refused_in_words_and_nothing_is_recorded() {
     let home = tempfile::tempdir().unwrap();
     let clock = Arc::new(TestClock::default());
     let life = Life::start(home.path(), clock.clone()).await;
-    let new =
-        |registration| NewRun { experiment: "EXP-100".parse().unwrap(), registration, until: None, by: "test".into() };
+    let new = |registration| NewRun { experiment: "EXP-100".parse().unwrap(), registration, until: None, by: test() };
     let code = |r: Result<crate::core::run::RunState, Failure>| r.unwrap_err().code;
     assert_eq!(code(life.control.create_run(new(None)).await), "not-registered");
     let agents = [Agent::new("h1"), Agent::new("h2")];
@@ -378,7 +381,7 @@ async fn runs_are_refused_in_words_and_nothing_is_recorded() {
     assert_eq!(code(life.control.create_run(new(Some(Sha256::of(b"other")))).await), "not-registered");
     let past = NewRun { until: Some(Micros(5)), ..new(None) };
     assert_eq!(code(life.control.create_run(past).await), "deadline-past");
-    assert_eq!(code(life.control.cancel_run(RunId([9; 6]), "test".into()).await), "no-such-run");
+    assert_eq!(code(life.control.cancel_run(RunId([9; 6]), test()).await), "no-such-run");
     assert!(life.store.call(|s| s.runs(None)).await.unwrap().is_empty());
 
     // A certificate that this home did not issue, and a released host.
@@ -386,7 +389,7 @@ async fn runs_are_refused_in_words_and_nothing_is_recorded() {
     stranger.certificate = Sha256::of(b"foreign");
     let refused = life.control.on_connect(&stranger, agents[0].hello()).await.unwrap_err();
     assert_eq!(refused.code, "foreign-certificate");
-    life.control.release("h1".parse().unwrap(), "test".into()).await.unwrap();
+    life.control.release("h1".parse().unwrap(), test()).await.unwrap();
     let refused = life.control.on_connect(&agents[0].peer, agents[0].hello()).await.unwrap_err();
     assert_eq!(refused.code, "released");
     life.end().await;
@@ -405,7 +408,7 @@ const HEAL: &str = "DROP TRIGGER full";
 async fn looked(life: &Life) {
     for _ in 0..2 {
         // A request is answered, then everything is looked at, then the next is taken.
-        life.control.cancel_run(RunId([9; 6]), "test".into()).await.unwrap_err();
+        life.control.cancel_run(RunId([9; 6]), test()).await.unwrap_err();
     }
 }
 
@@ -428,12 +431,12 @@ async fn a_cancel_that_was_not_stored_is_not_answered_as_done() {
     let run = life.run().await;
     looked(&life).await;
     sabotage(home.path(), REFUSE);
-    let failure = life.control.cancel_run(run, "test".into()).await.unwrap_err();
+    let failure = life.control.cancel_run(run, test()).await.unwrap_err();
     assert_eq!(failure.class, FailureClass::Transient);
     assert!(failure.message.contains("the disk is full"), "{failure}");
     assert_eq!(life.state(run).await.ending, None);
     sabotage(home.path(), HEAL);
-    let state = life.control.cancel_run(run, "test".into()).await.unwrap();
+    let state = life.control.cancel_run(run, test()).await.unwrap();
     assert_eq!(state.ending, Some(Ending::Cancelled { by: "test".into() }));
     assert_eq!(life.state(run).await.ending, state.ending);
     life.end().await;
@@ -509,8 +512,9 @@ async fn evidence_that_contradicts_what_is_stored_is_refused_for_good_and_ends_t
         matches!(&ending, Some(Ending::Interrupted { why, .. }) if why.contains("record 1 of host h1")),
         "{ending:?}"
     );
-    let audits = life.store.call(|s| s.audits(100)).await.unwrap();
-    let refusals = audits.iter().filter(|a| a.action == "evidence-refused" && a.detail.contains("record 1 of host h1"));
+    let audits = life.store.call(|s| s.audits(&AuditQuery::latest(100))).await.unwrap();
+    let refusals =
+        audits.iter().filter(|a| a.row.action == "evidence-refused" && a.row.detail.contains("record 1 of host h1"));
     assert_eq!(refusals.count(), 1, "{audits:?}");
     let kept = life.store.call(move |s| s.evidence(run, &"h1".parse().unwrap(), 0, 10)).await.unwrap();
     assert_eq!(kept[0].record.body, log("one"));
@@ -526,9 +530,13 @@ async fn a_queued_run_starts_with_a_host_that_was_fenced_and_came_back_meanwhile
     assert!(life.state(first).await.started.is_some());
     assert!(life.state(second).await.started.is_none(), "one run at a time on a machine");
     // h1 is fenced, is gone while the first run ends, and comes back under its new generation.
-    let fenced = life.store.call(|s| s.next_generation(&"h1".parse().unwrap())).await.unwrap();
+    let fenced = life
+        .store
+        .call(|s| s.next_generation(&"h1".parse().unwrap(), &AuditRow::new(Micros(1), test(), "fenced")))
+        .await
+        .unwrap();
     accepted.remove(0);
-    life.control.cancel_run(first, "test".into()).await.unwrap();
+    life.control.cancel_run(first, test()).await.unwrap();
     for (a, generation) in agents.iter().zip([1, 1]) {
         let mut a = Agent::new(a.peer.host.as_str());
         let closed = Body::Closed(Closed { teardown: Teardown::Clean, reason: String::new() });
@@ -592,11 +600,11 @@ async fn strangers_and_complaining_hosts_cannot_fill_the_store() {
     }
     clock.pass(60_000);
     looked(&life).await;
-    let audits = life.store.call(|s| s.audits(10_000)).await.unwrap();
-    let refused: Vec<_> = audits.iter().filter(|a| a.action == "refused").collect();
+    let audits = life.store.call(|s| s.audits(&AuditQuery::latest(10_000))).await.unwrap();
+    let refused: Vec<_> = audits.iter().filter(|a| a.row.action == "refused").collect();
     assert_eq!(refused.len(), 2, "{refused:?}");
-    assert!(refused[0].detail.len() < 600);
-    assert_eq!(refused[1].detail, "499 more from 10.9.9.9 within a minute");
+    assert!(refused[0].row.detail.len() < 600);
+    assert_eq!(refused[1].row.detail, "499 more from 10.9.9.9 within a minute");
     let events = life.store.call(move |s| s.events(run, 0, 10_000)).await.unwrap();
     assert_eq!(events.iter().filter(|e| e.note.kind == "complaint").count(), 21);
     life.end().await;
@@ -626,10 +634,10 @@ async fn a_host_whose_work_stands_still_is_shown_and_told_of_once() {
     let health = |a: &Agent| life.control.health(&a.peer.host).unwrap().0;
     assert!(matches!(health(&agents[0]), drums_common::lease::Health::Stuck { .. }));
     assert!(matches!(health(&agents[1]), drums_common::lease::Health::Silent { .. }));
-    let audits = life.store.call(|s| s.audits(100)).await.unwrap();
-    let told: Vec<_> = audits.iter().filter(|a| a.action == "stuck").collect();
+    let audits = life.store.call(|s| s.audits(&AuditQuery::latest(100))).await.unwrap();
+    let told: Vec<_> = audits.iter().filter(|a| a.row.action == "stuck").collect();
     assert_eq!(told.len(), 1, "{told:?}");
-    assert_eq!(told[0].actor, "host h1");
+    assert_eq!(told[0].row.host, Some(agents[0].peer.host.clone()));
     assert!(life.state(run).await.ending.is_none(), "shown, not judged");
     life.end().await;
 }

@@ -4,3 +4,4 @@ mod enrol;
 mod fake;
 mod hostile;
 mod link;
+mod standby;

@@ -1,5 +1,7 @@
 //! SQLite: runs, their events, evidence.
 
+use std::collections::BTreeMap;
+
 use drums_common::{
     clock::Micros,
     evidence::Record,
@@ -7,13 +9,23 @@ use drums_common::{
 };
 use rusqlite::{Connection, OptionalExtension as _, Transaction, params};
 
-use super::{
-    EventRow, EvidenceRow, RunRow, StoreError,
-    sqlite::{SqliteStore, json, read, read_json, sql},
+use super::{SqliteStore, audit, sql};
+use crate::{
+    core::run::{Note, RunState},
+    store::{
+        AuditRow, EventRow, EvidenceRow, RunRow, StoreError,
+        audit::plain,
+        evidence::{fresh, repeated},
+        shared::{json, read, read_json},
+    },
 };
-use crate::core::run::{Note, RunState};
 
-pub(super) fn create_run(s: &mut SqliteStore, state: &RunState, notes: &[Note], now: Micros) -> Result<(), StoreError> {
+pub(super) fn create(
+    s: &mut SqliteStore,
+    state: &RunState,
+    notes: &[Note],
+    audit: &AuditRow,
+) -> Result<(), StoreError> {
     let e = sql("create a run");
     let text = json("run", state)?;
     let t = s.write("create a run")?;
@@ -30,16 +42,18 @@ pub(super) fn create_run(s: &mut SqliteStore, state: &RunState, notes: &[Note], 
         ],
     )
     .map_err(&e)?;
-    add_events(&t, state.id, notes, now)?;
+    audit::add(&t, audit)?;
+    add_events(&t, state.id, notes, audit.at)?;
     t.commit().map_err(&e)
 }
 
-pub(super) fn save_run(
+pub(super) fn save(
     s: &mut SqliteStore,
     state: &RunState,
     expected: u32,
     notes: &[Note],
     now: Micros,
+    audit: Option<&AuditRow>,
 ) -> Result<(), StoreError> {
     let e = sql("save a run");
     let text = json("run", state)?;
@@ -58,6 +72,9 @@ pub(super) fn save_run(
         params![state.id.to_string(), state.phase.as_str(), state.verdict().map(|v| v.as_str()), text],
     )
     .map_err(&e)?;
+    if let Some(row) = audit {
+        audit::add(&t, row)?;
+    }
     add_events(&t, state.id, notes, now)?;
     t.commit().map_err(&e)
 }
@@ -71,13 +88,14 @@ fn add_events(t: &Transaction<'_>, run: RunId, notes: &[Note], now: Micros) -> R
         .map_err(sql("write a run's events"))?;
     for n in notes {
         statement
-            .execute(params![run.to_string(), now.0, n.kind, n.host.as_ref().map(|h| h.as_str()), n.text])
+            .execute(params![run.to_string(), now.0, n.kind, n.host.as_ref().map(|h| h.as_str()), plain(&n.text)])
             .map_err(sql("write a run's events"))?;
+        audit::add(t, &AuditRow::of_note(now, run, n))?;
     }
     Ok(())
 }
 
-pub(super) fn runs(
+pub(super) fn all(
     c: &Connection,
     run: Option<RunId>,
     experiment: Option<ExperimentId>,
@@ -137,46 +155,41 @@ pub(super) fn commit_evidence(
 ) -> Result<u64, StoreError> {
     let e = sql("commit evidence");
     let t = s.write("commit evidence")?;
-    let mut through = acked(&t, run, host)?;
-    let first = through + 1;
+    let through = acked(&t, run, host)?;
+    let stored = match repeated(records, through) {
+        Some(range) => stored(&t, run, host, range)?,
+        None => BTreeMap::new(),
+    };
+    let new = fresh(host, current, records, through, &stored)?;
     {
         let mut insert = t
             .prepare_cached(
                 "INSERT INTO evidence (run, host, seq, received_us, late, record) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
             )
             .map_err(&e)?;
-        let mut stored =
-            t.prepare_cached("SELECT record FROM evidence WHERE run = ?1 AND host = ?2 AND seq = ?3").map_err(&e)?;
-        for record in records {
-            let text = json("record", record)?;
-            if record.seq <= through {
-                let there: String = stored
-                    .query_row(params![run.to_string(), host.as_str(), record.seq.cast_signed()], |r| r.get(0))
-                    .map_err(&e)?;
-                if there != text {
-                    return Err(StoreError::Differs { host: host.clone(), seq: record.seq });
-                }
-                continue;
-            }
-            if record.seq != through + 1 {
-                break;
-            }
-            // The wire carries what JSON does not: an infinity would be stored as null, and be read by nobody.
-            if let Err(why) = serde_json::from_str::<Record>(&text) {
-                if through >= first {
-                    break;
-                }
-                return Err(StoreError::Unstorable { host: host.clone(), seq: record.seq, why: why.to_string() });
-            }
-            let late = record.generation < current;
+        for n in &new {
             insert
-                .execute(params![run.to_string(), host.as_str(), record.seq.cast_signed(), now.0, late, text])
+                .execute(params![run.to_string(), host.as_str(), n.seq.cast_signed(), now.0, n.late, n.text])
                 .map_err(&e)?;
-            through = record.seq;
         }
     }
     t.commit().map_err(&e)?;
-    Ok(through)
+    Ok(new.last().map_or(through, |n| n.seq))
+}
+
+fn stored(
+    c: &Connection,
+    run: RunId,
+    host: &HostId,
+    (first, last): (u64, u64),
+) -> Result<BTreeMap<u64, String>, StoreError> {
+    let e = sql("compare a repeated batch");
+    let mut statement = c
+        .prepare_cached("SELECT seq, record FROM evidence WHERE run = ?1 AND host = ?2 AND seq BETWEEN ?3 AND ?4")
+        .map_err(&e)?;
+    let range = params![run.to_string(), host.as_str(), first.cast_signed(), last.cast_signed()];
+    let rows = statement.query_map(range, |r| Ok((r.get::<_, i64>(0)?.cast_unsigned(), r.get(1)?))).map_err(&e)?;
+    rows.collect::<Result<_, _>>().map_err(&e)
 }
 
 pub(super) fn acked(c: &Connection, run: RunId, host: &HostId) -> Result<u64, StoreError> {

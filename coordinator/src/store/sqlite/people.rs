@@ -3,10 +3,8 @@
 use drums_common::{clock::Micros, digest::Sha256};
 use rusqlite::{OptionalExtension as _, Row, params};
 
-use super::{
-    AuditRow, PersonRow, SqliteStore, StoreError,
-    sqlite::{insert_audit, read, sql},
-};
+use super::{SqliteStore, audit, sql};
+use crate::store::{AuditRow, PersonRow, StoreError, shared::read};
 
 const PERSON: &str = "SELECT certificate, name, role, issued_us, expires_us, revoked_us FROM person";
 
@@ -52,7 +50,7 @@ pub(super) fn add(
         ],
     )
     .map_err(&fail)?;
-    insert_audit(&t, audit).map_err(&fail)?;
+    audit::add(&t, audit)?;
     t.commit().map_err(&fail)?;
     Ok(replaced as u64)
 }
@@ -75,13 +73,13 @@ pub(super) fn all(store: &mut SqliteStore) -> Result<Vec<PersonRow>, StoreError>
     rows.into_iter().map(person).collect()
 }
 
-pub(super) fn revoke(store: &mut SqliteStore, who: &str, now: Micros, audit: &AuditRow) -> Result<u64, StoreError> {
+pub(super) fn revoke(store: &mut SqliteStore, who: &str, audit: &AuditRow) -> Result<u64, StoreError> {
     let fail = sql("revoke a person");
     let t = store.write("revoke a person")?;
     let revoke = "UPDATE person SET revoked_us = ?1 WHERE (name = ?2 OR certificate = ?2) AND revoked_us IS NULL";
-    let revoked = t.execute(revoke, params![now.0, who]).map_err(&fail)?;
+    let revoked = t.execute(revoke, params![audit.at.0, who]).map_err(&fail)?;
     if revoked > 0 {
-        insert_audit(&t, audit).map_err(&fail)?;
+        audit::add(&t, audit)?;
     }
     t.commit().map_err(&fail)?;
     Ok(revoked as u64)

@@ -1,0 +1,134 @@
+//! Stores as earlier programs left them. For each migration there are two files: `NAME.sql`, a store that had come so
+//! far, and `NAME.txt`, what this program finds in it. A released `.sql` is never changed; `UPDATE_EXPECT=1` writes the
+//! newest one and all `.txt`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    script::{STEPS, content},
+    *,
+};
+
+fn file(backend: &str, name: &str, extension: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/store/fixtures/{backend}/{name}.{extension}"))
+}
+
+fn refresh() -> bool {
+    std::env::var_os("UPDATE_EXPECT").is_some_and(|v| v == "1")
+}
+
+fn expect(path: &Path, found: &str) {
+    if refresh() {
+        fs::write(path, found).unwrap();
+    }
+    let wanted = fs::read_to_string(path).unwrap_or_default();
+    assert!(wanted == found, "{} is not what is found; UPDATE_EXPECT=1 writes it:\n{found}", path.display());
+}
+
+/// The names of the files that are there are those of the migrations, so that a new one needs its fixture.
+fn complete(backend: &str, migrations: &[migrations::Migration]) {
+    for (name, _) in migrations {
+        let path = file(backend, name, "sql");
+        assert!(path.exists(), "{} is missing; UPDATE_EXPECT=1 writes the newest", path.display());
+    }
+}
+
+fn run_all(s: &mut dyn Store) {
+    for step in STEPS {
+        step(s).unwrap();
+    }
+}
+
+/// Everything in a SQLite file as SQL: tables, rows, then what watches over them.
+fn dump(c: &rusqlite::Connection) -> String {
+    let column = |sql: &str| -> Vec<String> {
+        let mut statement = c.prepare(sql).unwrap();
+        let rows = statement.query_map([], |r| r.get(0)).unwrap();
+        rows.collect::<Result<_, _>>().unwrap()
+    };
+    let made = |kind: &str| {
+        let sql = format!(
+            "SELECT sql || ';' FROM sqlite_master WHERE type {kind} AND sql NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
+        );
+        column(&sql)
+    };
+    let mut lines = made("= 'table'");
+    for table in
+        column("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY rowid")
+    {
+        let columns = column(&format!("SELECT name FROM pragma_table_info('{table}') ORDER BY cid"));
+        let values = columns.iter().map(|c| format!("quote({c})")).collect::<Vec<_>>().join(" || ', ' || ");
+        let names = columns.join(", ");
+        let rows = column(&format!("SELECT {values} FROM {table} ORDER BY {}", columns[0]));
+        lines.extend(rows.into_iter().map(|r| format!("INSERT INTO {table} ({names}) VALUES ({r});")));
+    }
+    lines.extend(made("!= 'table'"));
+    lines.join("\n") + "\n"
+}
+
+#[test]
+fn every_past_form_of_sqlite_is_brought_forward() {
+    let dir = tempfile::tempdir().unwrap();
+    if refresh() {
+        let (name, path) = (migrations::SQLITE.last().unwrap().0, dir.path().join("now"));
+        let mut s = SqliteStore::open(&path).unwrap();
+        run_all(&mut s);
+        fs::write(file("sqlite", name, "sql"), dump(&rusqlite::Connection::open(&path).unwrap())).unwrap();
+    }
+    complete("sqlite", migrations::SQLITE);
+    for (name, _) in migrations::SQLITE {
+        let path = dir.path().join(name);
+        let old = fs::read_to_string(file("sqlite", name, "sql")).unwrap();
+        rusqlite::Connection::open(&path).unwrap().execute_batch(&format!("BEGIN; {old} COMMIT;")).unwrap();
+        let mut s = SqliteStore::open(&path).unwrap();
+        expect(&file("sqlite", name, "txt"), &content(&mut s));
+        // It has the form of a store that is made today, and is guarded as that.
+        let form = |path: &Path| {
+            let c = rusqlite::Connection::open(path).unwrap();
+            let mut statement = c.prepare("SELECT type, name FROM sqlite_master ORDER BY 1, 2").unwrap();
+            let rows = statement.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, String>(1)?))).unwrap();
+            rows.collect::<Result<Vec<_>, _>>().unwrap()
+        };
+        let new = dir.path().join("new");
+        drop(SqliteStore::open(&new).unwrap());
+        assert_eq!(form(&path), form(&new), "{name}");
+        s.add_audit(&AuditRow::new(drums_common::clock::Micros(20), Who::coordinator(), "goes on")).unwrap();
+    }
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn every_past_form_of_postgresql_is_brought_forward() {
+    let server = drums_infra::postgres::Server::start().unwrap();
+    let leading = |url: &str| {
+        let mut s = PostgresStore::open(&crate::config::PostgresConfig::new(url)).unwrap();
+        assert!(matches!(s.take("node", "test", std::time::Duration::from_secs(600)).unwrap(), Taken::Ours { .. }));
+        s.migrate().unwrap();
+        s
+    };
+    let form = |database: &str| {
+        server.psql(database, "SELECT relkind, relname FROM pg_class WHERE relnamespace = 'public'::regnamespace UNION ALL SELECT 't', tgname FROM pg_trigger WHERE NOT tgisinternal ORDER BY 1, 2").unwrap()
+    };
+    run_all(&mut leading(&server.url()));
+    if refresh() {
+        // The server's version and the dump's own are no part of the store.
+        let text = server.dump("drums").unwrap();
+        let kept: Vec<&str> =
+            text.lines().filter(|l| !l.starts_with("--") && !l.starts_with('\\') && !l.is_empty()).collect();
+        let name = migrations::POSTGRES.last().unwrap().0;
+        fs::write(file("postgres", name, "sql"), kept.join("\n") + "\n").unwrap();
+    }
+    complete("postgres", migrations::POSTGRES);
+    for (name, _) in migrations::POSTGRES {
+        let database = format!("past_{}", &name[..4]);
+        let url = server.database(&database).unwrap();
+        server.load(&database, &file("postgres", name, "sql")).unwrap();
+        let mut s = leading(&url);
+        expect(&file("postgres", name, "txt"), &content(&mut s));
+        assert_eq!(form(&database), form("drums"), "{name}");
+        s.add_audit(&AuditRow::new(drums_common::clock::Micros(20), Who::coordinator(), "goes on")).unwrap();
+    }
+}

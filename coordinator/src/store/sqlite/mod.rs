@@ -1,0 +1,260 @@
+//! SQLite: one file in the home, one connection, WAL.
+
+mod audit;
+mod hosts;
+mod people;
+mod registrations;
+mod runs;
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use drums_common::{
+    clock::Micros,
+    digest::Sha256,
+    evidence::Record,
+    experiment::Registration,
+    ids::{ExperimentId, Generation, HostId, InstallationId, RunId},
+    machine::HostFacts,
+};
+use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior};
+
+use super::{
+    AuditEntry, AuditQuery, AuditRow, CertificateRow, EventRow, EvidenceRow, HelloRow, HostRow, Ownership, PersonRow,
+    Registered, RunRow, Store, StoreError, WorkloadRow, migrations,
+};
+use crate::{
+    core::run::{Note, RunState},
+    net::ports::{Redemption, TokenRefusal},
+};
+
+pub struct SqliteStore {
+    connection: Connection,
+}
+
+impl SqliteStore {
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let connection = Connection::open(path).map_err(open(path))?;
+        Self::prepare(connection, path)
+    }
+
+    pub fn in_memory() -> Result<Self, StoreError> {
+        let path = PathBuf::from(":memory:");
+        let connection = Connection::open_in_memory().map_err(open(&path))?;
+        Self::prepare(connection, &path)
+    }
+
+    fn prepare(mut connection: Connection, path: &Path) -> Result<Self, StoreError> {
+        let fail = open(path);
+        // Another process holds the file only for a backup or by mistake; five seconds tell which.
+        connection.busy_timeout(Duration::from_secs(5)).map_err(&fail)?;
+        connection.pragma_update(None, "journal_mode", "WAL").map_err(&fail)?;
+        // Evidence is acknowledged after commit: a commit that a power cut undoes would lose it.
+        connection.pragma_update(None, "synchronous", "FULL").map_err(&fail)?;
+        connection.pragma_update(None, "foreign_keys", "ON").map_err(&fail)?;
+        migrate(&mut connection, path)?;
+        Ok(Self { connection })
+    }
+
+    /// What `init` gave it. A store without is a new one, whatever it was before.
+    pub fn installation(&self) -> Result<Option<String>, StoreError> {
+        self.connection
+            .query_row("SELECT value FROM meta WHERE key = 'installation'", [], |r| r.get(0))
+            .optional()
+            .map_err(sql("read its installation"))
+    }
+
+    /// A consistent copy of everything, into a file that must not exist.
+    pub fn backup(&mut self, to: &Path) -> Result<(), StoreError> {
+        // VACUUM INTO refuses a file that exists, and copies one consistent state.
+        self.connection
+            .execute("VACUUM INTO ?1", [to.to_string_lossy()])
+            .map_err(sql("copy itself into the backup"))?;
+        Ok(())
+    }
+
+    fn write(&mut self, attempt: &'static str) -> Result<Transaction<'_>, StoreError> {
+        self.connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(sql(attempt))
+    }
+}
+
+fn open(path: &Path) -> impl Fn(rusqlite::Error) -> StoreError {
+    move |e| StoreError::Open { place: path.display().to_string(), source: e.into() }
+}
+
+fn sql(attempt: &'static str) -> impl Fn(rusqlite::Error) -> StoreError {
+    move |e| StoreError::Sql { attempt, source: e.into() }
+}
+
+fn migrate(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
+    let fail = open(path);
+    connection.execute_batch("CREATE TABLE IF NOT EXISTS migration (name TEXT PRIMARY KEY) STRICT").map_err(&fail)?;
+    let done: Vec<String> = {
+        let mut statement = connection.prepare("SELECT name FROM migration ORDER BY name").map_err(&fail)?;
+        let rows = statement.query_map([], |row| row.get(0)).map_err(&fail)?;
+        rows.collect::<Result<_, _>>().map_err(&fail)?
+    };
+    for (name, text) in migrations::pending(migrations::SQLITE, &done, &path.display().to_string())? {
+        let run = |connection: &mut Connection| {
+            let t = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            t.execute_batch(text)?;
+            t.execute("INSERT INTO migration (name) VALUES (?1)", [name])?;
+            t.commit()
+        };
+        run(connection).map_err(|e| StoreError::Migrate { name: (*name).to_owned(), source: e.into() })?;
+    }
+    Ok(())
+}
+
+impl Store for SqliteStore {
+    fn meta_or(&mut self, key: &str, value: &str, audit: &AuditRow) -> Result<String, StoreError> {
+        let e = sql("keep a fact of its own");
+        let t = self.write("keep a fact of its own")?;
+        let new = t.execute("INSERT OR IGNORE INTO meta (key, value) VALUES (?1, ?2)", [key, value]).map_err(&e)? == 1;
+        if new {
+            audit::add(&t, audit)?;
+        }
+        let got = t.query_row("SELECT value FROM meta WHERE key = ?1", [key], |r| r.get(0)).map_err(&e)?;
+        t.commit().map_err(&e)?;
+        Ok(got)
+    }
+
+    fn hosts(&mut self) -> Result<Vec<HostRow>, StoreError> {
+        hosts::all(&self.connection)
+    }
+    fn host(&mut self, host: &HostId) -> Result<Option<HostRow>, StoreError> {
+        hosts::one(&self.connection, host)
+    }
+    fn add_host(
+        &mut self,
+        host: &HostId,
+        kind: &str,
+        ownership: Ownership,
+        audit: &AuditRow,
+    ) -> Result<(), StoreError> {
+        hosts::add(self, host, kind, ownership, audit)
+    }
+    fn release_host(&mut self, host: &HostId, audit: &AuditRow) -> Result<(), StoreError> {
+        hosts::release(self, host, audit)
+    }
+    fn welcomed(&mut self, host: &HostId, hello: &HelloRow, audit: &AuditRow) -> Result<Generation, StoreError> {
+        hosts::welcomed(self, host, hello, audit)
+    }
+    fn set_facts(
+        &mut self,
+        host: &HostId,
+        installation: InstallationId,
+        facts: &HostFacts,
+        audit: &AuditRow,
+    ) -> Result<(), StoreError> {
+        hosts::set_facts(self, host, installation, facts, audit)
+    }
+    fn next_generation(&mut self, host: &HostId, audit: &AuditRow) -> Result<Generation, StoreError> {
+        hosts::next_generation(self, host, audit)
+    }
+
+    fn add_token(
+        &mut self,
+        secret: Sha256,
+        host: &HostId,
+        expires: Micros,
+        audit: &AuditRow,
+    ) -> Result<(), StoreError> {
+        hosts::add_token(self, secret, host, expires, audit)
+    }
+    fn redeem(&mut self, r: &Redemption, audit: &AuditRow) -> Result<Result<(), TokenRefusal>, StoreError> {
+        hosts::redeem(self, r, audit)
+    }
+    fn add_certificate(&mut self, row: &CertificateRow, audit: &AuditRow) -> Result<bool, StoreError> {
+        hosts::add_certificate(self, row, audit)
+    }
+    fn certificate(&mut self, sha256: Sha256) -> Result<Option<CertificateRow>, StoreError> {
+        hosts::certificate(&self.connection, sha256)
+    }
+
+    fn add_person(&mut self, row: &PersonRow, replace: bool, audit: &AuditRow) -> Result<u64, StoreError> {
+        people::add(self, row, replace, audit)
+    }
+    fn person(&mut self, certificate: Sha256) -> Result<Option<PersonRow>, StoreError> {
+        people::one(self, certificate)
+    }
+    fn people(&mut self) -> Result<Vec<PersonRow>, StoreError> {
+        people::all(self)
+    }
+    fn revoke_people(&mut self, who: &str, audit: &AuditRow) -> Result<u64, StoreError> {
+        people::revoke(self, who, audit)
+    }
+
+    fn add_workload(&mut self, row: &WorkloadRow, audit: &AuditRow) -> Result<bool, StoreError> {
+        registrations::add_workload(self, row, audit)
+    }
+    fn workloads(&mut self) -> Result<Vec<WorkloadRow>, StoreError> {
+        registrations::workloads(&self.connection)
+    }
+    fn add_registration(
+        &mut self,
+        r: &Registration,
+        spec: &str,
+        amends: bool,
+        audit: &AuditRow,
+    ) -> Result<Registered, StoreError> {
+        registrations::add(self, r, spec, amends, audit)
+    }
+    fn registration(&mut self, sha256: Sha256) -> Result<Option<Registration>, StoreError> {
+        registrations::one(&self.connection, sha256)
+    }
+    fn registrations(&mut self, experiment: Option<ExperimentId>) -> Result<Vec<Registration>, StoreError> {
+        registrations::of(&self.connection, experiment)
+    }
+    fn spec_of(&mut self, sha256: Sha256) -> Result<Option<String>, StoreError> {
+        registrations::spec_of(&self.connection, sha256)
+    }
+
+    fn create_run(&mut self, state: &RunState, notes: &[Note], audit: &AuditRow) -> Result<(), StoreError> {
+        runs::create(self, state, notes, audit)
+    }
+    fn save_run(
+        &mut self,
+        state: &RunState,
+        expected: u32,
+        notes: &[Note],
+        now: Micros,
+        audit: Option<&AuditRow>,
+    ) -> Result<(), StoreError> {
+        runs::save(self, state, expected, notes, now, audit)
+    }
+    fn run(&mut self, run: RunId) -> Result<Option<RunRow>, StoreError> {
+        Ok(runs::all(&self.connection, Some(run), None)?.pop())
+    }
+    fn runs(&mut self, experiment: Option<ExperimentId>) -> Result<Vec<RunRow>, StoreError> {
+        runs::all(&self.connection, None, experiment)
+    }
+    fn events(&mut self, run: RunId, after: u64, limit: u32) -> Result<Vec<EventRow>, StoreError> {
+        runs::events(&self.connection, run, after, limit)
+    }
+    fn commit_evidence(
+        &mut self,
+        run: RunId,
+        host: &HostId,
+        current: Generation,
+        records: &[Record],
+        now: Micros,
+    ) -> Result<u64, StoreError> {
+        runs::commit_evidence(self, run, host, current, records, now)
+    }
+    fn acked(&mut self, run: RunId, host: &HostId) -> Result<u64, StoreError> {
+        runs::acked(&self.connection, run, host)
+    }
+    fn evidence(&mut self, run: RunId, host: &HostId, after: u64, limit: u32) -> Result<Vec<EvidenceRow>, StoreError> {
+        runs::evidence(&self.connection, run, host, after, limit)
+    }
+
+    fn add_audit(&mut self, row: &AuditRow) -> Result<(), StoreError> {
+        audit::add(&self.connection, row)
+    }
+    fn audits(&mut self, query: &AuditQuery) -> Result<Vec<AuditEntry>, StoreError> {
+        audit::find(&self.connection, query)
+    }
+}
