@@ -63,6 +63,8 @@ pub struct AgentConfig {
     pub scratch_bytes: u64,
     /// Evidence needs this much free disk to begin a run.
     pub min_free_bytes: u64,
+    /// Certificates that a bucket is checked against.
+    pub ca_file: PathBuf,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -185,6 +187,7 @@ fn with_engine(
             facts: facts.now(&held),
             clock: clock.clone(),
             spool: spool.clone(),
+            ca_file: config.ca_file.clone(),
         };
         let started = {
             let _inside = runtime.enter();

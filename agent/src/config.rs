@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub const DEFAULT_STATE: &str = "/var/lib/drums-agent";
 pub const DEFAULT_TOOLS: &str = "/var/lib/drums-tools";
+pub const DEFAULT_CA_FILE: &str = "/etc/ssl/certs/ca-certificates.crt";
 pub const DEFAULT_LOCK: &str = "/run/lock/drums-measure.lock";
 
 /// A token file is a line; whatever is longer than this is something else.
@@ -32,6 +33,9 @@ pub struct RawConfig {
     pub scratch_mib: u64,
     /// Evidence is refused when the disk has less left than this, MiB. 256: a run writes a few.
     pub min_free_mib: u64,
+    /// Certificates that a bucket is checked against when evidence goes to one over HTTPS, PEM. Where Debian keeps those
+    /// of the public authorities.
+    pub ca_file: PathBuf,
     /// Log lines as JSON.
     pub log_json: bool,
 }
@@ -44,6 +48,7 @@ impl Default for RawConfig {
             measure_lock: DEFAULT_LOCK.into(),
             scratch_mib: 4_096,
             min_free_mib: 256,
+            ca_file: DEFAULT_CA_FILE.into(),
             log_json: false,
         }
     }
@@ -57,6 +62,7 @@ pub struct Config {
     pub measure_lock: PathBuf,
     pub scratch_bytes: u64,
     pub min_free_bytes: u64,
+    pub ca_file: PathBuf,
     pub log_json: bool,
 }
 
@@ -83,7 +89,12 @@ impl RawConfig {
     }
 
     pub fn validate(self) -> Result<Config, ConfigError> {
-        for (name, path) in [("state", &self.state), ("tools", &self.tools), ("measure_lock", &self.measure_lock)] {
+        for (name, path) in [
+            ("state", &self.state),
+            ("tools", &self.tools),
+            ("measure_lock", &self.measure_lock),
+            ("ca_file", &self.ca_file),
+        ] {
             if !path.is_absolute() {
                 return Err(ConfigError::Relative { name, path: path.clone() });
             }
@@ -104,6 +115,7 @@ impl RawConfig {
             measure_lock: self.measure_lock,
             scratch_bytes: self.scratch_mib << 20,
             min_free_bytes: self.min_free_mib << 20,
+            ca_file: self.ca_file,
             log_json: self.log_json,
         })
     }

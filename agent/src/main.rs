@@ -267,6 +267,7 @@ fn agent_config(config: &Config, token: Option<Token>) -> AgentConfig {
         lock: config.measure_lock.clone(),
         scratch_bytes: config.scratch_bytes,
         min_free_bytes: config.min_free_bytes,
+        ca_file: config.ca_file.clone(),
     }
 }
 

@@ -114,11 +114,20 @@ pub struct AgentLease {
     life_ms: u64,
     /// When the newest acknowledged beat (or hello) was sent, CLOCK_BOOTTIME. `None`: never welcomed.
     renewed: Option<MonoMicros>,
+    /// When this agent started with what an earlier life of it held.
+    resumed: Option<MonoMicros>,
 }
 
 impl AgentLease {
     pub fn generation(&self) -> Generation {
         self.generation
+    }
+
+    /// This agent was started again, and what it holds was given to it under a life lease of `life_ms`: that counts from
+    /// now, until a coordinator is heard.
+    pub fn resumed(&mut self, life_ms: u64, now: MonoMicros) {
+        self.life_ms = life_ms;
+        self.resumed = Some(now);
     }
 
     /// A coordinator welcomed this agent; `sent` is when the hello was sent.
@@ -150,9 +159,9 @@ impl AgentLease {
     }
 
     /// Milliseconds of life left: until the life lease or `deadline` (of the run, on the same clock), whichever is first.
-    /// An agent that was never welcomed since it started holds no work under this lease, so only the deadline counts.
+    /// An agent that was never welcomed, in no life of it, holds no work under this lease, so only the deadline counts.
     pub fn life_left_ms(&self, now: MonoMicros, deadline: Option<MonoMicros>) -> u64 {
-        let lease = self.renewed.map(|r| r.plus_ms(self.life_ms));
+        let lease = self.renewed.or(self.resumed).map(|r| r.plus_ms(self.life_ms));
         let end = match (lease, deadline) {
             (Some(a), Some(b)) => a.min(b),
             (Some(a), None) | (None, Some(a)) => a,
@@ -375,6 +384,25 @@ mod tests {
     }
     fn beat(g: u32, number: u64, quiet_ms: u64) -> Beat {
         Beat { generation: Generation(g), number, sent: at(0.0), activity: Activity::Idle, quiet_ms, progress: number }
+    }
+
+    #[test]
+    fn an_agent_that_comes_back_and_hears_nobody_ends_what_it_held() {
+        let mut lease = AgentLease::default();
+        assert_eq!(lease.life_left_ms(MonoMicros(0), None), u64::MAX);
+        lease.resumed(1_000, MonoMicros(5_000));
+        assert!(!lease.may_take_new_block(MonoMicros(5_000)));
+        assert!(!lease.life_expired(MonoMicros(1_003_000)) && lease.life_expired(MonoMicros(1_005_000)));
+        let times = LeaseTimes::default();
+        let welcome = Welcome {
+            host: "h1".parse().unwrap(),
+            generation: Generation(1),
+            beat_ms: times.beat_ms,
+            dispatch_lease_ms: times.dispatch_ms,
+            life_lease_ms: times.life_ms,
+        };
+        lease.welcomed(&welcome, MonoMicros(900_000)).unwrap();
+        assert_eq!(lease.life_left_ms(MonoMicros(900_000), None), times.life_ms);
     }
 
     #[test]

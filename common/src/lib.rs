@@ -4,6 +4,7 @@
 //! system: everything here is data and pure functions of data and `now`.
 
 pub mod arm;
+pub mod bucket;
 pub mod clock;
 pub mod digest;
 pub mod draw;
@@ -18,6 +19,7 @@ pub mod machine;
 pub mod plan;
 pub mod range;
 pub mod say;
+pub mod segment;
 pub mod spec;
 pub mod telemetry;
 pub mod token;

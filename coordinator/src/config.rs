@@ -13,6 +13,8 @@ use drums_common::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::bucket::{BucketConfig, BucketError};
+
 /// Default home of a coordinator.
 pub const DEFAULT_HOME: &str = "/var/lib/drums";
 
@@ -75,6 +77,9 @@ pub struct RawConfig {
     /// Addresses that agents are told in tokens, IP addresses or names. Empty: found out from the machine's interfaces.
     pub advertise: Vec<String>,
     pub leases: LeaseTimes,
+    /// Where agents put sealed evidence when this coordinator is away. None: it stays on their disks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bucket: Option<BucketConfig>,
     /// Absent: SQLite in the home.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub postgres: Option<PostgresConfig>,
@@ -119,6 +124,7 @@ impl Default for RawConfig {
             advertise: Vec::new(),
             leases: LeaseTimes::default(),
             postgres: None,
+            bucket: None,
         }
     }
 }
@@ -132,6 +138,7 @@ pub struct Config {
     pub advertise: Vec<String>,
     pub leases: LeaseTimes,
     pub postgres: Option<PostgresConfig>,
+    pub bucket: Option<BucketConfig>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -152,6 +159,8 @@ pub enum ConfigError {
     ShortLease(u64),
     #[error("leases are wrong")]
     Leases(#[from] BadLeaseTimes),
+    #[error("the bucket is wrong")]
+    Bucket(#[from] BucketError),
 }
 
 impl RawConfig {
@@ -187,6 +196,7 @@ impl RawConfig {
         if let Some(p) = self.postgres.as_ref().filter(|p| p.lease_ms < 1_000) {
             return Err(ConfigError::ShortLease(p.lease_ms));
         }
+        self.bucket.as_ref().map(BucketConfig::validate).transpose()?;
         Ok(Config {
             agents: SocketAddr::from((self.listen, self.agents_port)),
             enrol: SocketAddr::from((self.listen, self.enrol_port)),
@@ -194,6 +204,7 @@ impl RawConfig {
             advertise: self.advertise,
             leases: self.leases,
             postgres: self.postgres,
+            bucket: self.bucket,
         })
     }
 }
@@ -240,6 +251,8 @@ mod tests {
             let e = RawConfig::read(&path).and_then(|c| c.unwrap().validate()).unwrap_err();
             assert!(e.to_string().contains(want), "{text}: {e}");
         }
+        let bucket = toml::from_str::<RawConfig>("[bucket]\nurl = \"evidence\"").unwrap().validate().unwrap_err();
+        assert!(drums_common::telemetry::chain(&bucket).contains("absolute path"), "{bucket}");
         let leases = LeaseTimes { beat_ms: 0, ..Default::default() };
         let e = RawConfig { leases, ..Default::default() }.validate().unwrap_err();
         assert!(drums_common::telemetry::chain(&e).contains("beat_ms is 0"));

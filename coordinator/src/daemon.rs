@@ -27,6 +27,7 @@ use tokio::{
 use crate::{
     api::{self, ServeError},
     artifacts::Artifacts,
+    bucket::{Bucket, BucketError},
     clock::SystemClock,
     config::{Config, Home},
     disk,
@@ -36,7 +37,7 @@ use crate::{
     },
     pki::{Pki, PkiError},
     store::{SqliteStore, Store, StoreError, StoreHandle},
-    tasks::Control,
+    tasks::{Control, Uploading},
 };
 
 #[cfg(feature = "postgres")]
@@ -80,6 +81,8 @@ pub enum DaemonError {
     Endpoint(#[from] EndpointError),
     #[error("cannot open the API")]
     Api(#[from] ServeError),
+    #[error("cannot open the bucket")]
+    Bucket(#[from] BucketError),
     #[error("cannot start {what}")]
     Start { what: &'static str, source: io::Error },
     #[error("this build has no PostgreSQL, so it cannot use {store}; build with --features postgres")]
@@ -185,6 +188,7 @@ async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
         api = %config.api,
         advertise = %advertise.join(", "),
         leases = ?config.leases,
+        bucket = config.bucket.as_ref().map(|b| &b.url),
         "coordinator starts"
     );
     let clock = Arc::new(SystemClock);
@@ -193,9 +197,15 @@ async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
     let store =
         StoreHandle::start(store).map_err(|source| DaemonError::Start { what: "the store's thread", source })?;
     let (shutdown, down) = watch::channel(false);
-    let artifacts = Artifacts::new(home.artifacts());
+    let bucket = config.bucket.as_ref().map(Bucket::open).transpose()?;
+    let artifacts = match (&bucket, &config.bucket) {
+        #[cfg(feature = "s3")]
+        (Some(Bucket::S3(s3)), Some(config)) if config.artifacts => Artifacts::S3(s3.clone()),
+        _ => Artifacts::new(home.artifacts()),
+    };
+    let uploading = bucket.map(|b| Uploading::new(b, pki.fingerprint()));
     let (control, driver) =
-        Control::start(store.clone(), artifacts, clock.clone(), config.leases, down.clone()).await?;
+        Control::start(store.clone(), artifacts, clock.clone(), config.leases, uploading, down.clone()).await?;
 
     let agents = endpoint::agents(config.agents, &pki)?;
     let enrolment = endpoint::enrolment(config.enrol, &pki)?;

@@ -4,6 +4,7 @@
 
 pub mod api;
 pub mod artifacts;
+pub mod bucket;
 pub mod clock;
 pub mod config;
 pub mod core;

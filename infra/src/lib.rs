@@ -6,5 +6,6 @@ pub mod fleet;
 pub mod image;
 pub mod lab;
 pub mod leakgate;
+pub mod once;
 pub mod postgres;
 pub mod workload;

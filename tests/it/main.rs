@@ -1,8 +1,10 @@
 //! The one integration binary. Modules named `live_*` make real sessions, alone on the machine.
 
 mod cli;
+mod disk;
 mod docs;
 mod live_arms;
+mod live_bucket;
 mod live_engine;
 mod live_fleet;
 mod live_measure;
@@ -11,3 +13,4 @@ mod live_secrets;
 mod live_windows;
 mod metadata;
 mod net;
+mod s3;

@@ -39,7 +39,17 @@ impl TestFleet {
 
     /// As `start`; the daemons log what `filter` says.
     pub fn start_logging(hosts: &[&str], filter: Option<&str>) -> Result<Self> {
-        let mut me = Self::coordinator(hosts, filter)?;
+        let mut me = Self::coordinator(hosts, filter, |_| String::new())?;
+        for host in hosts {
+            me.fleet.enrol(host)?;
+        }
+        Ok(me)
+    }
+
+    /// As `start`, with a folder as bucket, `bucket` of the test's folder.
+    pub fn start_with_bucket(hosts: &[&str]) -> Result<Self> {
+        let bucket = |dir: &Path| format!("[bucket]\nurl = \"{}\"\n", dir.join("bucket").display());
+        let mut me = Self::coordinator(hosts, None, bucket)?;
         for host in hosts {
             me.fleet.enrol(host)?;
         }
@@ -48,10 +58,11 @@ impl TestFleet {
 
     /// As `start`, with hosts that nobody has added yet.
     pub fn start_coordinator(hosts: &[&str]) -> Result<Self> {
-        Self::coordinator(hosts, None)
+        Self::coordinator(hosts, None, |_| String::new())
     }
 
-    fn coordinator(hosts: &[&str], filter: Option<&str>) -> Result<Self> {
+    /// `more` is what the coordinator's configuration says beside short leases, for the test's folder.
+    fn coordinator(hosts: &[&str], filter: Option<&str>, more: impl FnOnce(&Path) -> String) -> Result<Self> {
         ensure!(nix::unistd::geteuid().is_root(), "live tests need root: they make namespaces and cgroups for real");
         let binaries = Binaries::beside(&crate::programs()?);
         setup(&binaries.agent)?;
@@ -65,7 +76,7 @@ impl TestFleet {
             states: dir.join("agents"),
             logs: dir.join("logs"),
             tools: TOOLS.into(),
-            coordinator_config: SHORT_LEASES.to_owned(),
+            coordinator_config: SHORT_LEASES.to_owned() + &more(&dir),
             log: filter.map(str::to_owned),
         };
         let mut fleet = Fleet::prepare(layout, hosts)?;

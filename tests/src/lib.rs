@@ -1,6 +1,7 @@
 //! What the integration tests share: where the workspace is, its programs, and the fleet under test.
 
 pub mod fleet;
+pub mod moto;
 
 use std::{
     path::{Path, PathBuf},

@@ -80,6 +80,7 @@ impl Journal {
     /// Waits for the disk. Never inside a timed window.
     pub fn commit(&mut self) -> Result<(), SpoolError> {
         if self.buffered {
+            debug_assert!(!self.link.is_quiet(), "evidence is written in a timed window");
             self.writer.commit()?;
             self.buffered = false;
             self.link.progressed();

@@ -193,7 +193,9 @@ impl<E: ArmEngine> Runner<E> {
             match self.step(&view) {
                 Step::Did | Step::HeldUp => {}
                 Step::Idle(Idle::NoDispatch) => {
-                    self.parts.link.wait_for_dispatch(LOOK_AGAIN);
+                    if !self.parts.link.wait_for_dispatch(LOOK_AGAIN) {
+                        self.parts.link.set_activity(Activity::Idle);
+                    }
                 }
                 Step::Idle(_) => {
                     self.parts.link.set_activity(Activity::Idle);

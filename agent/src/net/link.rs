@@ -28,6 +28,9 @@ const OUTBOX: usize = 16;
 /// anyway: the coordinator then shows the host as silent, which harms nobody.
 const ANNOUNCE_WAIT: Duration = Duration::from_millis(100);
 
+/// A started agent gives its coordinator as long as the dispatch lease is by default before it takes it for gone.
+const FIRST_CONTACT_MS: u64 = 10_000;
+
 /// Why the agent is to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
@@ -89,6 +92,8 @@ struct State {
     activity: Activity,
     progress: u64,
     beats: u64,
+    /// When this link was made.
+    began: MonoMicros,
     /// When the last acknowledgement (or welcome) arrived, and when the last quiet interval ended.
     answered: MonoMicros,
     hushed: MonoMicros,
@@ -129,6 +134,7 @@ impl Link {
             activity: Activity::Idle,
             progress: 0,
             beats: 0,
+            began: clock.boottime(),
             answered: MonoMicros(0),
             hushed: MonoMicros(0),
             facts,
@@ -254,6 +260,11 @@ impl Link {
             q.announced = Some(0);
         }
         QuietGuard { shared: self.shared.clone() }
+    }
+
+    /// A declared silence lasts: a timed window is open.
+    pub fn is_quiet(&self) -> bool {
+        self.shared.lock().quiet.is_some()
     }
 
     /// Fetches a workload by digest, verifies it, and returns its folder (with `manifest.json` and `tree`). Blocks; a
@@ -387,6 +398,12 @@ impl Shared {
         Ok(())
     }
 
+    /// What an earlier life of this agent held was given under a life lease of so long.
+    pub fn resumed(&self, life_ms: u64) {
+        let now = self.clock.boottime();
+        self.change(|s| s.lease.resumed(life_ms, now));
+    }
+
     pub fn disconnected(&self) {
         self.change(|s| s.connected = false);
     }
@@ -449,6 +466,20 @@ impl Shared {
             return 0;
         }
         now.ms_since(state.answered.max(state.hushed))
+    }
+
+    /// The coordinator has been gone for longer than the dispatch lease, and this agent measures nothing.
+    pub fn away(&self) -> bool {
+        let now = self.clock.boottime();
+        let state = self.lock();
+        let settled = state.answered > MonoMicros(0) || now.ms_since(state.began) >= FIRST_CONTACT_MS;
+        let gone = settled && !state.connected && !state.lease.may_take_new_block(now);
+        gone && state.activity == Activity::Idle
+    }
+
+    /// The measuring side has ended.
+    pub fn rest(&self) {
+        self.lock().activity = Activity::Idle;
     }
 
     /// Returns once no quiet interval is declared.

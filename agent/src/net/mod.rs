@@ -9,6 +9,7 @@
 //!                                             ├ beats, quiet intervals, leases
 //!                                             ├ evidence: spool → batches → acks
 //!                                             └ fetch: workloads by digest
+//!                         no connection ── upload: sealed segments → the places handed out ahead
 //! ```
 //! **Invariant:** while a quiet interval is declared, nothing is sent by this module.
 
@@ -16,9 +17,12 @@ mod enrol;
 mod evidence;
 mod identity;
 mod io;
+mod life;
 mod link;
+mod put;
 mod session;
 mod tls;
+mod upload;
 mod workload;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -45,8 +49,9 @@ pub use self::{
     workload::WorkloadError,
 };
 use self::{
-    link::FetchRequest,
+    link::{FetchRequest, Shared},
     session::{Context, End},
+    upload::{Offers, Uploader},
 };
 use crate::spool::Spool;
 
@@ -66,6 +71,8 @@ pub struct NetConfig {
     pub facts: HostFacts,
     pub clock: Arc<dyn Clock>,
     pub spool: Arc<Spool>,
+    /// Certificates that a bucket is checked against, PEM.
+    pub ca_file: PathBuf,
 }
 
 /// The network side of a running agent.
@@ -73,7 +80,10 @@ pub struct Net {
     leave: watch::Sender<bool>,
     sessions: JoinHandle<()>,
     fetches: JoinHandle<()>,
+    uploads: JoinHandle<()>,
     spool: Arc<Spool>,
+    offers: Arc<Offers>,
+    shared: Arc<Shared>,
 }
 
 impl Net {
@@ -85,11 +95,23 @@ impl Net {
         let (current, connection) = watch::channel(None);
         let (addresses, installation) = session::describe(&config.identity);
         tracing::info!(host = %config.identity.host, %installation, coordinator = %addresses, "link starts");
+        if let Some(life_ms) = life::noted(config.spool.dir()) {
+            link.shared.resumed(life_ms);
+        }
+        let offers = Arc::new(Offers::load(config.spool.dir()));
+        let uploader = Uploader {
+            shared: link.shared.clone(),
+            spool: config.spool.clone(),
+            offers: offers.clone(),
+            current: connection.clone(),
+            ca_file: config.ca_file,
+        };
         let context = Arc::new(Context {
             identity: config.identity,
             config: client,
             shared: link.shared.clone(),
             spool: config.spool.clone(),
+            offers: offers.clone(),
             build: config.build,
             instance: rand::random(),
             leave: left,
@@ -98,13 +120,17 @@ impl Net {
         });
         let sessions = tokio::spawn(keep_connected(context));
         let fetches = tokio::spawn(serve_fetches(requests, config.workloads, connection, link.clone()));
-        Ok((Self { leave, sessions, fetches, spool: config.spool }, link))
+        let uploads = tokio::spawn(uploader.run());
+        let shared = link.shared.clone();
+        Ok((Self { leave, sessions, fetches, uploads, spool: config.spool, offers, shared }, link))
     }
 
-    /// Waits, at most `patience`, until everything in the spool is acknowledged; says goodbye; ends the tasks. What was
-    /// not acknowledged stays in the spool for the next start. True if nothing is left.
+    /// Waits, at most `patience`, until everything in the spool is acknowledged or in its bucket; says goodbye; ends the
+    /// tasks. What is neither stays in the spool for the next start. True if nothing is left.
     pub async fn finish(self, patience: Duration) -> bool {
-        let unsent = || self.spool.runs().iter().filter(|r| r.acked() < r.last_seq()).count();
+        self.shared.rest();
+        let left = |r: &Arc<crate::spool::RunSpool>| r.acked() < r.last_seq() && !self.offers.all_uploaded(r);
+        let unsent = || self.spool.runs().iter().filter(|r| left(r)).count();
         let drained = async {
             // Acknowledgements have no event of their own; this is the end of the process, not a timed window.
             while unsent() > 0 && !self.sessions.is_finished() {
@@ -119,6 +145,7 @@ impl Net {
         self.leave.send_replace(true);
         let _ = timeout(Duration::from_secs(3), self.sessions).await;
         self.fetches.abort();
+        self.uploads.abort();
         left == 0
     }
 }

@@ -32,8 +32,10 @@ use super::{
     evidence,
     identity::Identity,
     io::{self, StreamError},
+    life,
     link::{NextBeat, Shared, Stop},
     tls::{self, DialError},
+    upload::Offers,
 };
 use crate::spool::Spool;
 
@@ -47,6 +49,7 @@ pub(super) struct Context {
     pub config: quinn::ClientConfig,
     pub shared: Arc<Shared>,
     pub spool: Arc<Spool>,
+    pub offers: Arc<Offers>,
     pub build: Sha256,
     pub instance: u64,
     /// True once the agent has done what it had to and leaves.
@@ -180,6 +183,7 @@ async fn greet(connection: &Connection, context: &Context) -> Result<(SendStream
         }
         Some(ToAgent::Welcome(welcome)) => {
             context.shared.welcomed(&welcome, sent)?;
+            life::note(context.spool.dir(), welcome.life_lease_ms);
             Ok((send, recv, welcome))
         }
         Some(ToAgent::Refused(failure)) => {
@@ -290,6 +294,7 @@ async fn listen(mut recv: RecvStream, context: Arc<Context>) -> End {
                 return End::Final;
             }
             ToAgent::Goodbye => return End::Goodbye,
+            ToAgent::Uploads(uploads) => context.offers.take(uploads, context.shared.clock.now()),
             ToAgent::Welcome(_) | ToAgent::Refused(_) => return End::Nonsense("a second answer to the hello"),
         }
     }

@@ -24,7 +24,7 @@ use std::{
 use drums_common::{digest::Sha256, ids::RunId, wire::latest::SpoolState};
 use tokio::sync::Notify;
 
-pub use self::run::{RunMeta, RunSpool, SpoolWriter};
+pub use self::run::{RunMeta, RunSpool, Sealed, SpoolWriter};
 
 /// Closed and fully acknowledged runs that stay on disk, newest first: enough to look something up after an incident.
 pub const KEEP_FINISHED: usize = 16;
@@ -47,6 +47,8 @@ pub enum SpoolError {
     Closed { run: RunId, last_seq: u64 },
     #[error("{} has {free} bytes left on its disk and evidence needs {wanted}; free some space", path.display())]
     DiskFull { path: PathBuf, free: u64, wanted: u64 },
+    #[error("{} has room for {free} more files on its disk and {wanted} may be needed; remove some", path.display())]
+    NoNames { path: PathBuf, free: u64, wanted: u64 },
     #[error("{run}'s record of {bytes} bytes is larger than evidence may be")]
     RecordTooLong { run: RunId, bytes: usize },
     #[error("{run} has {bytes} bytes of evidence waiting; commit before adding more")]
@@ -68,6 +70,18 @@ impl SpoolError {
                 | Self::Damaged { .. }
                 | Self::AckBeyondEnd { .. }
         )
+    }
+}
+
+impl SpoolError {
+    /// The disk has no space, or no names for files.
+    fn no_space(&self) -> bool {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        match self {
+            Self::DiskFull { .. } | Self::NoNames { .. } => true,
+            Self::Io { source, .. } => matches!(source.kind(), StorageFull | QuotaExceeded),
+            _ => false,
+        }
     }
 }
 
@@ -148,6 +162,10 @@ impl Spool {
         let spool = Arc::new(RunSpool::create(&path, meta, self.min_free_bytes, self.committed.clone())?);
         runs.insert(run, spool.clone());
         Ok(spool)
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     pub fn run(&self, run: RunId) -> Option<Arc<RunSpool>> {

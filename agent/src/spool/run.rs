@@ -28,8 +28,13 @@ use super::{
 
 /// A new segment begins when the last one is this long: a scan at start reads whole segments.
 const SEGMENT_BYTES: u64 = 8 << 20;
+/// Disk space taken ahead behind the records, for the ends: of a block with what was buffered of it, and of the run. What
+/// is buffered is half of that at most before it must be committed.
+const RESERVED: u64 = 4 << 20;
 /// What a buffered batch may hold before it must be committed in pieces.
 const BATCH_BYTES: usize = 1 << 20;
+/// Files that must still fit on the disk to begin something: a fetched workload's are checked as they are made.
+const MIN_NAMES: u64 = 64;
 /// A record leaves room in a frame for its neighbours and the batch's head.
 const MAX_RECORD: usize = Lane::Evidence.cap() / 2;
 
@@ -65,8 +70,23 @@ pub struct RunSpool {
     meta: RunMeta,
     min_free_bytes: u64,
     state: Mutex<State>,
+    /// Held while segments are written or sealed; before `state`, never inside it.
+    segments: Mutex<()>,
     writing: AtomicBool,
     committed: Arc<Notify>,
+}
+
+/// A segment that never changes again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sealed {
+    /// 0, 1, 2 ... of the run.
+    pub index: u32,
+    pub path: PathBuf,
+    pub bytes: u64,
+    pub first_seq: u64,
+    pub last_seq: u64,
+    /// The run's last record is in it.
+    pub closed: bool,
 }
 
 impl RunSpool {
@@ -76,25 +96,33 @@ impl RunSpool {
         min_free_bytes: u64,
         committed: Arc<Notify>,
     ) -> Result<Self, SpoolError> {
-        let parent = dir.parent().unwrap_or(dir);
         fs::create_dir_all(dir).map_err(io_error("make the folder", dir))?;
         if !segments_of(dir)?.is_empty() {
             return Err(SpoolError::Exists { path: dir.to_owned() });
         }
-        let path = dir.join("meta.json");
-        let json = serde_json::to_vec(&meta).expect("strings always serialise");
-        write_whole(&path, &json)?;
-        sync_dir(dir)?;
-        sync_dir(parent)?;
         let state = State { segments: Vec::new(), last_seq: 0, acked: 0, closed: false, changed: SystemTime::now() };
-        Ok(Self {
+        let new = Self {
             dir: dir.to_owned(),
             meta,
             min_free_bytes,
             state: Mutex::new(state),
+            segments: Mutex::new(()),
             writing: AtomicBool::new(false),
             committed,
-        })
+        };
+        new.lay_out().inspect_err(|_| {
+            // Nothing was recorded in it, and half of it would hold space and names on a disk that has none.
+            let _ = fs::remove_dir_all(dir);
+        })?;
+        Ok(new)
+    }
+
+    /// Everything that a run will need names for, and space for its ends: what is missing shows before it begins.
+    fn lay_out(&self) -> Result<(), SpoolError> {
+        let json = serde_json::to_vec(&self.meta).expect("strings always serialise");
+        write_whole(&self.dir.join("meta.json"), &json)?;
+        self.begin_segment(1)?;
+        sync_dir(self.dir.parent().unwrap_or(&self.dir))
     }
 
     /// `None` if the run was never really made. The second value counts torn bytes that were cut.
@@ -162,6 +190,7 @@ impl RunSpool {
             meta,
             min_free_bytes,
             state: Mutex::new(state),
+            segments: Mutex::new(()),
             writing: AtomicBool::new(false),
             committed,
         };
@@ -212,6 +241,7 @@ impl RunSpool {
                     spool: self.clone(),
                     _lock: file,
                     file: None,
+                    reserved_to: 0,
                     next_seq,
                     pending: Vec::new(),
                     pending_count: 0,
@@ -286,6 +316,52 @@ impl RunSpool {
         fs::rename(&new, &path).map_err(io_error("write", &path))
     }
 
+    /// Ends the segment that is being written: what is in it never changes again. Waits for a commit under way.
+    pub fn seal(&self) -> Result<(), SpoolError> {
+        let _alone = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        let (open, next_seq) = {
+            let state = self.lock();
+            let last = state.segments.last().filter(|s| !state.closed && !s.batches.is_empty());
+            (last.map(|s| (s.path.clone(), s.bytes)), state.last_seq + 1)
+        };
+        let Some((path, bytes)) = open else { return Ok(()) };
+        // Behind what is known to be whole lies at most what a failed write left; with a segment after it, it would be
+        // taken for damage.
+        let file = OpenOptions::new().write(true).open(&path).map_err(io_error("open", &path))?;
+        file.set_len(bytes).and_then(|()| file.sync_all()).map_err(io_error("cut a failed write of", &path))?;
+        self.begin_segment(next_seq).map(drop)
+    }
+
+    /// All segments that are sealed, in order.
+    pub fn sealed(&self) -> Vec<Sealed> {
+        let state = self.lock();
+        let count = state.segments.len();
+        let sealed = |(i, s): (usize, &Segment)| {
+            let (first, last) = (s.batches.first()?, s.batches.last()?);
+            let (path, bytes, first_seq, last_seq) = (s.path.clone(), s.bytes, first.first_seq, last.last_seq());
+            let closed = state.closed && last_seq == state.last_seq;
+            (i + 1 < count || closed).then_some(Sealed { index: 0, path, bytes, first_seq, last_seq, closed })
+        };
+        // Only the last may be empty, so the index is the place among those that are not.
+        let all = state.segments.iter().enumerate().filter_map(sealed).zip(0..);
+        all.map(|(s, index)| Sealed { index, ..s }).collect()
+    }
+
+    /// A fresh segment behind the others. The caller holds `segments`.
+    fn begin_segment(&self, first_seq: u64) -> Result<(PathBuf, File), SpoolError> {
+        let path = self.dir.join(format!("segment-{first_seq:020}"));
+        // Truncated: a file of that name can only be what a failed attempt left, before it was known to anyone.
+        let file = File::create(&path).and_then(|_| OpenOptions::new().append(true).open(&path));
+        let file = file.map_err(io_error("make", &path))?;
+        reserve(&file, &path, 0, RESERVED).inspect_err(|_| {
+            // Nobody knows of it yet.
+            let _ = fs::remove_file(&path);
+        })?;
+        sync_dir(&self.dir)?;
+        self.lock().segments.push(Segment { path: path.clone(), bytes: 0, batches: Vec::new() });
+        Ok((path, file))
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         // Changed by plain assignments after the disk answered; a panic elsewhere cannot leave it half-changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -297,8 +373,10 @@ impl RunSpool {
 pub struct SpoolWriter {
     spool: Arc<RunSpool>,
     _lock: File,
-    /// The segment being written; `None` until the next commit opens one.
-    file: Option<File>,
+    /// The segment being written, by its path; `None` until the next commit opens one.
+    file: Option<(PathBuf, File)>,
+    /// Space of that file is taken up to here.
+    reserved_to: u64,
     next_seq: u64,
     pending: Vec<u8>,
     pending_count: u32,
@@ -337,9 +415,11 @@ impl SpoolWriter {
         Ok(seq)
     }
 
-    /// Refuses when the disk is so full that nothing may be begun that will have to be recorded.
+    /// Refuses when the disk is so full that nothing may be begun that will have to be recorded: too few bytes, or too few
+    /// names for files.
     pub fn room(&self) -> Result<(), SpoolError> {
-        check_space(&self.spool.dir, self.spool.min_free_bytes)
+        check_space(&self.spool.dir, self.spool.min_free_bytes)?;
+        check_names(&self.spool.dir)
     }
 
     /// True when so much is buffered that a commit is due at the next chance outside a timed window.
@@ -348,24 +428,37 @@ impl SpoolWriter {
     }
 
     /// Writes what is buffered and waits for the disk. After an error nothing of it counts as written; calling again
-    /// tries again. The space that is to stay free is a reserve for ends: what ends a block or the run may use it.
+    /// tries again. What ends a block or the run uses the space that was taken ahead, and finds it on a disk that others
+    /// have filled meanwhile; anything else leaves that space as it is.
     pub fn commit(&mut self) -> Result<u64, SpoolError> {
         if self.pending_count == 0 {
             return Ok(self.next_seq - 1);
         }
         if !self.terminal {
-            self.room()?;
+            check_space(&self.spool.dir, self.spool.min_free_bytes)?;
         }
         let first_seq = self.next_seq - u64::from(self.pending_count);
         let bytes = segment::encode_batch(first_seq, self.pending_count, &self.pending);
+        let spool = self.spool.clone();
+        let _alone = spool.segments.lock().unwrap_or_else(PoisonError::into_inner);
         let (path, offset) = self.segment(first_seq)?;
-        let Some(file) = self.file.as_mut() else {
+        let Some((_, file)) = self.file.as_mut() else {
             unreachable!("segment() has just opened it");
         };
+        let end = offset + bytes.len() as u64;
+        if !self.terminal && self.reserved_to < end + RESERVED {
+            // More than is needed, so that not every commit has to.
+            self.reserved_to = end + 2 * RESERVED;
+            reserve(file, &path, offset, self.reserved_to - offset).inspect_err(|_| self.reserved_to = 0)?;
+        }
         if let Err(e) = file.write_all(&bytes).and_then(|()| file.sync_data()) {
             // Opening it again cuts what was written of the batch.
             self.file = None;
             return Err(io_error("write evidence to", &path)(e));
+        }
+        if self.closing {
+            // Nothing follows: the space that was taken ahead is given back. Without that it is only not used.
+            let _ = file.set_len(end);
         }
         let batch = Batch { offset, first_seq, count: self.pending_count, payload: self.pending.len() as u32 };
         self.pending.clear();
@@ -397,24 +490,36 @@ impl SpoolWriter {
     /// The segment to append to, opened, and where the next batch goes.
     fn segment(&mut self, first_seq: u64) -> Result<(PathBuf, u64), SpoolError> {
         let last = self.spool.lock().segments.last().map(|s| (s.path.clone(), s.bytes));
-        if let Some((path, bytes)) = last
-            && bytes < SEGMENT_BYTES
-        {
-            if self.file.is_none() {
-                let file = OpenOptions::new().append(true).open(&path).map_err(io_error("open", &path))?;
-                // Behind what is known to be whole lies at most what a failed write left, of this writer or an earlier.
-                file.set_len(bytes).map_err(io_error("cut a failed write of", &path))?;
-                self.file = Some(file);
+        let fresh = match &last {
+            Some((_, bytes)) if *bytes < SEGMENT_BYTES => None,
+            _ => match self.spool.begin_segment(first_seq) {
+                Ok(fresh) => Some(fresh),
+                // The last one goes on, longer than it should be, in the space that was taken for it.
+                Err(e) if last.is_some() && e.no_space() => None,
+                Err(e) => return Err(e),
+            },
+        };
+        match (fresh, last) {
+            (Some((path, file)), last) => {
+                let written = self.file.replace((path.clone(), file));
+                if let (Some((old_path, old)), Some((last_path, bytes))) = (written, last)
+                    && old_path == last_path
+                {
+                    // Nothing follows in it, so the space behind it is given back.
+                    let _ = old.set_len(bytes);
+                }
+                self.reserved_to = RESERVED;
+                Ok((path, 0))
             }
-            return Ok((path, bytes));
+            (None, Some((path, bytes))) => {
+                if self.file.as_ref().is_none_or(|(opened, _)| *opened != path) {
+                    self.file = Some((path.clone(), reopen(&path, bytes)?));
+                    self.reserved_to = 0;
+                }
+                Ok((path, bytes))
+            }
+            (None, None) => unreachable!("without a last one it is fresh, or an error"),
         }
-        let path = self.spool.dir.join(format!("segment-{first_seq:020}"));
-        // Truncated: a file of that name can only be what a failed attempt left, before it was known to anyone.
-        let file = File::create(&path).and_then(|_| OpenOptions::new().append(true).open(&path));
-        self.file = Some(file.map_err(io_error("make", &path))?);
-        sync_dir(&self.spool.dir)?;
-        self.spool.lock().segments.push(Segment { path: path.clone(), bytes: 0, batches: Vec::new() });
-        Ok((path, 0))
     }
 }
 
@@ -447,6 +552,38 @@ fn check_space(dir: &Path, wanted: u64) -> Result<(), SpoolError> {
         return Err(SpoolError::DiskFull { path: dir.to_owned(), free, wanted });
     }
     Ok(())
+}
+
+fn check_names(dir: &Path) -> Result<(), SpoolError> {
+    let stat = nix::sys::statvfs::statvfs(dir).map_err(|e| io_error("ask for free files on", dir)(e.into()))?;
+    let names = stat.files_available();
+    // A file system that makes them as it goes says that it has none at all.
+    if stat.files() > 0 && names < MIN_NAMES {
+        return Err(SpoolError::NoNames { path: dir.to_owned(), free: names, wanted: MIN_NAMES });
+    }
+    Ok(())
+}
+
+/// Takes disk space for a part of the file without making it longer.
+fn reserve(file: &File, path: &Path, offset: u64, bytes: u64) -> Result<(), SpoolError> {
+    use nix::{errno::Errno, fcntl};
+    let (Ok(offset), Ok(bytes)) = (i64::try_from(offset), i64::try_from(bytes)) else { return Ok(()) };
+    match fcntl::fallocate(file, fcntl::FallocateFlags::FALLOC_FL_KEEP_SIZE, offset, bytes) {
+        // A file system that reserves nothing still keeps evidence.
+        Ok(()) | Err(Errno::EOPNOTSUPP) => Ok(()),
+        Err(e) => Err(io_error("take disk space ahead for", path)(e.into())),
+    }
+}
+
+/// Opens a segment to write on behind its first `bytes`.
+fn reopen(path: &Path, bytes: u64) -> Result<File, SpoolError> {
+    let file = OpenOptions::new().append(true).open(path).map_err(io_error("open", path))?;
+    // Behind what is known to be whole lies at most what a failed write left, of this writer or an earlier. Cutting also
+    // gives back the space that was taken ahead, so only then.
+    if file.metadata().map_err(io_error("look at", path))?.len() > bytes {
+        file.set_len(bytes).map_err(io_error("cut a failed write of", path))?;
+    }
+    Ok(file)
 }
 
 fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), SpoolError> {

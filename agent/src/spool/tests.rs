@@ -269,6 +269,68 @@ fn two_batches(dir: &Path) -> (u64, u64) {
     (first, fs::metadata(segment_path(dir)).unwrap().len())
 }
 
+fn batch_sizes() -> impl Strategy<Value = Vec<usize>> {
+    proptest::collection::vec(1usize..5, 1..6)
+}
+
+/// A segment of so many batches: where each ends, and how many records there are until then.
+fn batches(dir: &Path, sizes: &[usize]) -> Vec<(u64, u64)> {
+    let (spool, _) = open(dir);
+    let mut writer = spool.create_run(meta()).unwrap().writer().unwrap();
+    let mut ends = Vec::new();
+    for size in sizes {
+        for n in 0..*size {
+            append(&mut writer, &"x".repeat(n * 7));
+        }
+        let last_seq = writer.commit().unwrap();
+        ends.push((fs::metadata(segment_path(dir)).unwrap().len(), last_seq));
+    }
+    ends
+}
+
+#[test]
+fn a_sealed_segment_never_changes_and_the_next_records_go_behind_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (spool, _) = open(dir.path());
+    let run = spool.create_run(meta()).unwrap();
+    run.seal().unwrap();
+    assert_eq!(run.sealed(), [], "there is nothing in it");
+    let mut writer = run.writer().unwrap();
+    append(&mut writer, "a");
+    writer.commit().unwrap();
+    assert_eq!(run.sealed(), [], "it is being written");
+    // As a write that the disk cut short: sealed with it, the segment would be taken for damaged.
+    let mut file = fs::File::options().append(true).open(segment_path(dir.path())).unwrap();
+    std::io::Write::write_all(&mut file, b"DSB1 half").unwrap();
+    for _ in 0..2 {
+        run.seal().unwrap();
+    }
+    let sealed = run.sealed();
+    let bytes = fs::read(segment_path(dir.path())).unwrap();
+    let one = Sealed {
+        index: 0,
+        path: segment_path(dir.path()),
+        bytes: bytes.len() as u64,
+        first_seq: 1,
+        last_seq: 1,
+        closed: false,
+    };
+    assert_eq!(sealed, [one]);
+    append(&mut writer, "b");
+    writer.commit().unwrap();
+    writer.append(Generation(1), Micros(0), closed()).unwrap();
+    writer.commit().unwrap();
+    assert_eq!(fs::read(segment_path(dir.path())).unwrap(), bytes);
+    let ends = |run: &RunSpool| run.sealed().iter().map(|s| (s.index, s.last_seq, s.closed)).collect::<Vec<_>>();
+    assert_eq!(ends(&run), [(0, 1, false), (1, 3, true)], "closed, the last is sealed too");
+    run.seal().unwrap();
+    assert_eq!(ends(&run).len(), 2);
+    drop((writer, run, spool));
+    let (spool, repairs) = open(dir.path());
+    assert!(repairs.is_empty());
+    assert_eq!(ends(&spool.run(meta().run).unwrap()), [(0, 1, false), (1, 3, true)]);
+}
+
 #[test]
 fn a_tail_torn_at_any_byte_is_reported_cut_and_written_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -370,6 +432,41 @@ proptest! {
             let records = spool.run(meta().run).unwrap().records().unwrap();
             prop_assert_eq!(&texts(&records), &committed);
             prop_assert!(records.iter().zip(1..).all(|(r, seq)| r.seq == seq));
+        }
+    }
+
+    /// Whatever is cut off a segment, what is left is the whole batches before it; that something is gone is said unless
+    /// the cut is between two.
+    #[test]
+    fn a_segment_cut_anywhere_keeps_its_whole_batches(sizes in batch_sizes(), at in 0.0..1.0f64) {
+        let dir = tempfile::tempdir().unwrap();
+        let ends = batches(dir.path(), &sizes);
+        let whole = fs::read(segment_path(dir.path())).unwrap();
+        let cut = (at * whole.len() as f64) as u64;
+        fs::write(segment_path(dir.path()), &whole[..cut as usize]).unwrap();
+        let (spool, repairs) = open(dir.path());
+        let (end, kept) = ends.iter().rev().find(|(end, _)| *end <= cut).copied().unwrap_or((0, 0));
+        prop_assert_eq!(spool.run(meta().run).unwrap().records().unwrap().len() as u64, kept);
+        prop_assert_eq!(repairs.iter().map(|r| r.torn_bytes).sum::<u64>(), cut - end);
+    }
+
+    /// One flipped bit is never read as evidence: its batch and what follows are cut and reported, or the run is damaged.
+    #[test]
+    fn a_flipped_bit_is_seen(sizes in batch_sizes(), at in 0.0..1.0f64, bit in 0u8..8) {
+        let dir = tempfile::tempdir().unwrap();
+        let ends = batches(dir.path(), &sizes);
+        let mut bytes = fs::read(segment_path(dir.path())).unwrap();
+        let at = ((at * bytes.len() as f64) as usize).min(bytes.len() - 1);
+        bytes[at] ^= 1 << bit;
+        fs::write(segment_path(dir.path()), &bytes).unwrap();
+        let (spool, repairs, damaged) = Spool::open(dir.path(), 0).unwrap();
+        let intact = ends.iter().rev().find(|(end, _)| *end <= at as u64).map_or(0, |(_, kept)| *kept);
+        match spool.run(meta().run) {
+            None => prop_assert!(matches!(damaged[..], [SpoolError::Corrupt { .. }]), "{:?}", damaged),
+            Some(run) => {
+                prop_assert_eq!(run.records().unwrap().len() as u64, intact);
+                prop_assert!(matches!(repairs[..], [Repair { torn_bytes: 1.., .. }]), "{:?}", repairs);
+            }
         }
     }
 

@@ -208,7 +208,7 @@ impl Verification {
     pub fn holds(&self) -> bool {
         self.problems.is_empty()
     }
-    fn problem(&mut self, path: &str, what: impl Into<String>) {
+    pub(crate) fn problem(&mut self, path: &str, what: impl Into<String>) {
         self.problems.push(Problem { path: path.to_owned(), what: what.into() });
     }
 }

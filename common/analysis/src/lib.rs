@@ -7,6 +7,7 @@
 mod accounting;
 pub mod analysis;
 mod arms;
+pub mod bucket;
 pub mod bundle;
 pub mod collect;
 pub mod contrast;

@@ -261,7 +261,7 @@ mod tests {
         let store = StoreHandle::start(Box::new(SqliteStore::open(&home.store()).unwrap())).unwrap();
         let artifacts = Artifacts::new(home.artifacts());
         let (control, driver) =
-            Control::start(store, artifacts, Arc::new(SystemClock), LeaseTimes::default(), is_down.clone())
+            Control::start(store, artifacts, Arc::new(SystemClock), LeaseTimes::default(), None, is_down.clone())
                 .await
                 .unwrap();
         let sha = Sha256::of(b"-");

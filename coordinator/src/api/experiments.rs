@@ -97,7 +97,7 @@ fn artifact_error(e: ArtifactError) -> ApiError {
             ApiError::bad("wrong-digest", text, "the file changed while it was sent: try again")
         }
         ArtifactError::TooLarge { .. } | ArtifactError::Broken(_) => ApiError::bad("bad-artifact", text, ""),
-        ArtifactError::Io { .. } => {
+        _ => {
             tracing::error!(error = text, "an artifact was not stored");
             let class = drums_common::failure::FailureClass::Transient;
             Failure::new(class, "artifact", text, "is the disk of the coordinator's home full?").into()
@@ -449,7 +449,7 @@ mod tests {
         let artifacts = Artifacts::new(home.artifacts());
         let times = LeaseTimes::default();
         let (control, driver) =
-            Control::start(store.clone(), artifacts, Arc::new(SystemClock), times, is_down).await.unwrap();
+            Control::start(store.clone(), artifacts, Arc::new(SystemClock), times, None, is_down).await.unwrap();
         let sha = Sha256::of(b"-");
         let enrolment = Enrolment { ca: sha, addresses: vec![], agents_port: 1, enrol_port: 2 };
         let pki = Arc::new(crate::pki::Pki::open_or_create(&home.pki(), Micros(1_790_000_000_000_000)).unwrap().0);

@@ -16,6 +16,7 @@ mod place;
 mod results;
 mod runs;
 mod server;
+mod verify;
 mod watch;
 mod workloads;
 
@@ -123,10 +124,11 @@ pub enum Command {
     /// Everything that the verdict rests on, as a folder or FILE.tar.zst.
     #[command(after_help = "Example: drumsctl export EXP-028 -o EXP-028.tar.zst")]
     Export(results::Export),
-    /// Recompute every number and the verdict of a bundle, offline.
+    /// Recompute every number and the verdict of a bundle, offline; or of what hosts left in a bucket.
     #[command(after_help = "Exit code: the verdict's if every byte and number holds, 1 if not: the file is named.\n\
-                      Example: drumsctl verify EXP-028.tar.zst --registration SHA256")]
-    Verify(results::Verify),
+                      Examples: drumsctl verify EXP-028.tar.zst --registration SHA256\n          \
+                      drumsctl verify s3://evidence/lab --registration SHA256")]
+    Verify(verify::Verify),
     /// Try out what this home and its coordinator need.
     #[command(after_help = "Example: drumsctl doctor")]
     Doctor(home::Doctor),
@@ -197,7 +199,7 @@ async fn run(cli: Cli) -> Result<ExitCode, CtlError> {
         Command::Results(c) => results::results(&global, c).await,
         Command::Report(c) => results::report(&global, c).await,
         Command::Export(c) => results::export(&global, c).await,
-        Command::Verify(c) => results::verify(&global, &c),
+        Command::Verify(c) => verify::verify(&global, &c).await,
         Command::Doctor(c) => home::doctor(&global, c).await,
         Command::Backup(c) => home::backup(&global, &c),
         Command::Events(c) => events::events(&global, c).await,

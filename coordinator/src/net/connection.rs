@@ -17,7 +17,7 @@ use drums_common::{
         close::Close,
         codec,
         frame::Lane,
-        latest::{AgentHello, Beat, EvidenceBatch, ToAgent, ToCoordinator},
+        latest::{AgentHello, Beat, EvidenceBatch, ToAgent, ToCoordinator, Uploads},
     },
 };
 use quinn::{Connection, Incoming, RecvStream, SendStream};
@@ -30,6 +30,7 @@ use tokio::{
 use super::{
     artifact,
     io::{self, StreamError},
+    places,
     ports::{Accepted, Order, Peer, Ports},
     registry::{Claim, Registry, may_be_rebooted},
 };
@@ -52,7 +53,7 @@ pub(super) struct Context<P> {
 
 /// Why a connection ended, for `disconnected` and the log.
 #[derive(Debug, thiserror::Error)]
-enum End {
+pub(super) enum End {
     #[error("the agent said goodbye: {0}")]
     Goodbye(String),
     #[error("the coordinator is shutting down")]
@@ -223,7 +224,11 @@ async fn attend<P: Ports>(
     let (heard, heard_at) = watch::channel(context.clock.boottime());
     let heard = Arc::new(heard);
     let mut tasks = JoinSet::new();
-    tasks.spawn(push_orders(send, accepted.orders, context.shutdown.clone()));
+    let (offer, offered) = watch::channel(Uploads::default());
+    if context.ports.has_bucket() {
+        tasks.spawn(places::offer(peer.clone(), accepted.orders.clone(), offer, context.clone()));
+    }
+    tasks.spawn(push_orders(send, accepted.orders, offered, context.shutdown.clone()));
     tasks.spawn(read_control(recv, peer.clone(), context.clone(), heard.clone()));
     tasks.spawn(read_beats(connection.clone(), peer.clone(), context.clone(), heard.clone()));
     tasks.spawn(accept_streams(connection.clone(), peer.clone(), context.clone(), heard));
@@ -253,36 +258,41 @@ async fn attend<P: Ports>(
     }
 }
 
-/// Sends the present order, then every change of it.
+/// Sends the present order, then every change of it; and places for evidence as they are made.
 async fn push_orders(
     mut send: SendStream,
     mut orders: watch::Receiver<Order>,
+    mut offered: watch::Receiver<Uploads>,
     mut shutdown: watch::Receiver<bool>,
 ) -> End {
     let failed = |source| End::Stream { what: "sending an order", source };
+    enum Next {
+        Order,
+        Places,
+        Goodbye,
+    }
+    let mut next = Next::Order;
     loop {
-        let order = orders.borrow_and_update().clone();
-        let (message, retired) = match order {
-            Order::Desired(desired) => (ToAgent::Desired(desired), None),
-            Order::Retire { reason } => (ToAgent::Retire { reason: reason.clone() }, Some(reason)),
+        let (message, end) = match next {
+            Next::Order => match orders.borrow_and_update().clone() {
+                Order::Desired(desired) => (ToAgent::Desired(desired), None),
+                Order::Retire { reason } => (ToAgent::Retire { reason: reason.clone() }, Some(End::Retired(reason))),
+            },
+            Next::Places => (ToAgent::Uploads(offered.borrow_and_update().clone()), None),
+            Next::Goodbye => (ToAgent::Goodbye, Some(End::Shutdown)),
         };
         if let Err(e) = io::write(&mut send, Lane::Control, &message).await {
             return failed(e);
         }
-        if let Some(reason) = retired {
-            return End::Retired(reason);
+        if let Some(end) = end {
+            return end;
         }
-        // Both branches are cancel-safe: they only wait for a value to change.
-        let going_down = tokio::select! {
-            changed = orders.changed() => changed.is_err(),
-            _ = shutdown.wait_for(|down| *down) => true,
+        // All branches are cancel-safe: they only wait for a value to change.
+        next = tokio::select! {
+            changed = orders.changed() => if changed.is_ok() { Next::Order } else { Next::Goodbye },
+            Ok(()) = offered.changed() => Next::Places,
+            _ = shutdown.wait_for(|down| *down) => Next::Goodbye,
         };
-        if going_down {
-            if let Err(e) = io::write(&mut send, Lane::Control, &ToAgent::Goodbye).await {
-                return failed(e);
-            }
-            return End::Shutdown;
-        }
     }
 }
 

@@ -10,6 +10,7 @@ mod connection;
 pub mod endpoint;
 mod enrol;
 mod io;
+mod places;
 pub mod ports;
 mod registry;
 

@@ -7,7 +7,6 @@
 use std::{
     future::Future,
     net::{IpAddr, SocketAddr},
-    path::PathBuf,
 };
 
 use drums_common::{
@@ -16,9 +15,11 @@ use drums_common::{
     failure::Failure,
     ids::{HostId, InstallationId, RunId},
     machine::{HostFacts, MachineIdentity},
-    wire::latest::{AgentHello, Beat, BeatAck, Desired, EvidenceAck, EvidenceBatch, Welcome},
+    wire::latest::{AgentHello, Beat, BeatAck, Desired, EvidenceAck, EvidenceBatch, Uploads, Welcome},
 };
 use tokio::sync::watch;
+
+use crate::artifacts::Content;
 
 /// Who speaks, as its certificate says. Never taken from a message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -83,9 +84,19 @@ pub trait Ports: Send + Sync + 'static {
     /// agent replaced.
     fn disconnected(&self, peer: &Peer, reason: &str);
 
-    /// Path of an artifact of the home, complete and verified when it was stored. Agents fetch a workload as its manifest
+    /// An artifact from a byte on, complete and verified when it was stored. Agents fetch a workload as its manifest
     /// (canonical JSON, whose SHA-256 is the workload's digest) and then each file by its own digest.
-    fn artifact(&self, sha256: Sha256) -> impl Future<Output = Result<PathBuf, Failure>> + Send;
+    fn artifact(&self, sha256: Sha256, offset: u64) -> impl Future<Output = Result<Content, Failure>> + Send;
+
+    /// There is a bucket for evidence.
+    fn has_bucket(&self) -> bool {
+        false
+    }
+
+    /// Where in the bucket this host may put sealed evidence of these runs while the coordinator is away.
+    fn uploads(&self, _peer: &Peer, _runs: &[RunId]) -> impl Future<Output = Result<Uploads, Failure>> + Send {
+        std::future::ready(Ok(Uploads::default()))
+    }
 
     /// Something that an operator should know of: a second machine with an enrolled identity, a foreign certificate.
     /// `host` is `None` if the peer could not prove to be one. Strangers cause these: implementors bound what they keep.

@@ -14,6 +14,7 @@ mod refusals;
 mod requests;
 #[cfg(test)]
 mod tests;
+mod uploads;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,7 +24,6 @@ use std::{
 
 use drums_common::{
     clock::{Clock, Micros, MonoMicros},
-    digest::Sha256,
     ids::{HostId, InstallationId, RunId},
     lease::{HostLeases, LeaseTimes},
 };
@@ -37,6 +37,7 @@ use crate::{
 
 pub use questions::analysis_inputs;
 pub use requests::{HostView, NewRun};
+pub use uploads::Uploading;
 
 /// Runs and hosts whose refused evidence is remembered; an enrolled agent that makes up more of them is only logged.
 const REFUSED_EVIDENCE: usize = 1_024;
@@ -58,6 +59,8 @@ pub struct Control {
     refusals: Mutex<refusals::Refusals>,
     /// Runs of hosts whose evidence was refused for good: reported once, however often the agent tries.
     refused_evidence: Mutex<HashSet<(RunId, HostId)>>,
+    /// Where evidence goes when this coordinator is away.
+    uploading: Option<Uploading>,
     requests: mpsc::Sender<requests::Request>,
     wake: Notify,
     /// Grows with every stored change of a run, for those who wait for one.
@@ -71,6 +74,7 @@ impl Control {
         artifacts: Artifacts,
         clock: Arc<dyn Clock>,
         times: LeaseTimes,
+        uploading: Option<Uploading>,
         shutdown: watch::Receiver<bool>,
     ) -> Result<(Arc<Self>, tokio::task::JoinHandle<()>), StoreError> {
         let drawn = InstallationId(rand::random()).to_string();
@@ -87,6 +91,7 @@ impl Control {
             acked: Mutex::default(),
             refusals: Mutex::default(),
             refused_evidence: Mutex::default(),
+            uploading,
             requests,
             wake: Notify::new(),
             changes: watch::Sender::new(0),
@@ -182,9 +187,5 @@ impl Control {
         if !taken {
             tracing::error!(action, "the audit trail was not written: the store is busy");
         }
-    }
-
-    pub fn artifact_path(&self, sha256: Sha256) -> std::path::PathBuf {
-        self.artifacts.path(sha256)
     }
 }

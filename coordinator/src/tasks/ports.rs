@@ -1,6 +1,6 @@
 //! What the network asks of us. No policy: rows, leases and wake-ups.
 
-use std::{net::IpAddr, path::PathBuf, sync::PoisonError};
+use std::{net::IpAddr, sync::PoisonError};
 
 use drums_common::{
     clock::{Micros, MonoMicros},
@@ -9,11 +9,12 @@ use drums_common::{
     ids::{HostId, RunId},
     machine::{HostFacts, MachineIdentity},
     telemetry::chain,
-    wire::latest::{AgentHello, Beat, BeatAck, EvidenceAck, EvidenceBatch, Welcome},
+    wire::latest::{AgentHello, Beat, BeatAck, EvidenceAck, EvidenceBatch, Uploads, Welcome},
 };
 
 use super::{Control, REFUSED_EVIDENCE, requests::Request};
 use crate::{
+    artifacts::{ArtifactError, Content},
     net::ports::{Accepted, Order, Peer, Ports, Redemption, TokenRefusal, TokenStore},
     store::{AuditRow, CertificateRow, HelloRow, StoreError, Who},
 };
@@ -133,12 +134,26 @@ impl Ports for Control {
         self.changed();
     }
 
-    async fn artifact(&self, sha256: Sha256) -> Result<PathBuf, Failure> {
-        if self.artifacts.has(sha256).await {
-            return Ok(self.artifact_path(sha256));
+    async fn artifact(&self, sha256: Sha256, offset: u64) -> Result<Content, Failure> {
+        let unreadable = |e: ArtifactError| {
+            let text = format!("the coordinator cannot read artifact {sha256}: {}", chain(&e));
+            Failure::new(FailureClass::Transient, "artifact-unreadable", text, "check the home's disk, or the bucket")
+        };
+        if let Some(content) = self.artifacts.read(sha256, offset).await.map_err(unreadable)? {
+            return Ok(content);
         }
         let message = format!("artifact {sha256} is not in this home");
         Err(Failure::new(FailureClass::Permanent, "no-such-artifact", message, "drumsctl workload add DIR stores it"))
+    }
+
+    fn has_bucket(&self) -> bool {
+        self.uploading.is_some()
+    }
+
+    async fn uploads(&self, peer: &Peer, runs: &[RunId]) -> Result<Uploads, Failure> {
+        self.offer(peer, runs).await.map_err(|e| {
+            Failure::new(FailureClass::Transient, "bucket", chain(&e), "is the bucket there, and may it be written to?")
+        })
     }
 
     fn report(&self, from: IpAddr, host: Option<&HostId>, failure: &Failure) {

@@ -80,7 +80,7 @@ impl Life {
         let artifacts = Artifacts::new(home.join("artifacts"));
         let (down, is_down) = watch::channel(false);
         let (control, driver) =
-            Control::start(store.clone(), artifacts, clock, LeaseTimes::default(), is_down).await.unwrap();
+            Control::start(store.clone(), artifacts, clock, LeaseTimes::default(), None, is_down).await.unwrap();
         Self { control, driver, down, store }
     }
 

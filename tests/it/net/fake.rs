@@ -14,6 +14,7 @@ use drums_agent::{
     spool::{RunMeta, RunSpool, Spool},
 };
 use drums_common::{
+    bucket::Key,
     clock::{Clock, Micros, MonoMicros},
     digest::Sha256,
     evidence::{Body, Log, Record},
@@ -22,9 +23,11 @@ use drums_common::{
     lease::{Health, HostLeases, LeaseTimes},
     machine::{Accelerator, HostFacts, MachineIdentity},
     token::{Address, Secret, Token},
-    wire::latest::{AgentHello, Beat, BeatAck, Desired, EvidenceAck, EvidenceBatch, Welcome},
+    wire::latest::{AgentHello, Beat, BeatAck, Desired, EvidenceAck, EvidenceBatch, RunUploads, Uploads, Welcome},
 };
 use drums_coordinator::{
+    artifacts::Content,
+    bucket::Bucket,
     clock::SystemClock,
     net::{
         endpoint,
@@ -43,6 +46,9 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub const TIMES: LeaseTimes =
     LeaseTimes { beat_ms: 40, dispatch_ms: 400, life_ms: 30_000, silent_ms: 200, quiet_slack_ms: 200, grace_ms: 1_000 };
+
+/// The coordinator's, in a bucket.
+pub const INSTALLATION: InstallationId = InstallationId([1, 2, 3, 4]);
 
 pub fn host(name: &str) -> HostId {
     name.parse().unwrap()
@@ -101,6 +107,8 @@ pub struct State {
     pub leases: HostLeases,
     pub orders: BTreeMap<HostId, watch::Sender<Order>>,
     pub refuse: Option<Failure>,
+    /// For sealed evidence.
+    pub bucket: Option<Bucket>,
 }
 
 /// The store of the fake coordinator: outlives its restarts.
@@ -130,6 +138,7 @@ impl Store {
             leases: HostLeases::new(TIMES, SystemClock.boottime()),
             orders: BTreeMap::new(),
             refuse: None,
+            bucket: None,
         };
         Arc::new(Self { state: Mutex::new(state), changed: Notify::new(), artifacts })
     }
@@ -248,9 +257,27 @@ impl Ports for Store {
         self.with(|s| s.disconnects.push((peer.host.clone(), reason.to_owned())));
     }
 
-    async fn artifact(&self, sha256: Sha256) -> Result<PathBuf, Failure> {
-        let path = self.artifacts.join(sha256.to_string());
-        if path.exists() { Ok(path) } else { Err(Failure::refused("no-artifact", "not here", "")) }
+    async fn artifact(&self, sha256: Sha256, offset: u64) -> Result<Content, Failure> {
+        let content = Content::of_file(self.artifacts.join(sha256.to_string()), offset).await.unwrap();
+        content.ok_or_else(|| Failure::refused("no-artifact", "not here", ""))
+    }
+
+    fn has_bucket(&self) -> bool {
+        self.with(|s| s.bucket.is_some())
+    }
+
+    async fn uploads(&self, peer: &Peer, runs: &[RunId]) -> Result<Uploads, Failure> {
+        let bucket = self.with(|s| s.bucket.clone()).unwrap();
+        let mut out = Uploads::default();
+        for run in runs {
+            let mut segments = Vec::new();
+            for index in 0..3 {
+                let key = Key::Segment(*run, peer.host.clone(), index).of(INSTALLATION);
+                segments.push(bucket.place(&key, Duration::from_secs(60)).await.unwrap());
+            }
+            out.runs.push(RunUploads { run: *run, segments, valid_ms: 60_000 });
+        }
+        Ok(out)
     }
 
     fn report(&self, _: std::net::IpAddr, _: Option<&HostId>, failure: &Failure) {
@@ -442,6 +469,7 @@ impl Agent {
             facts: facts(machine),
             clock: Arc::new(AgentClock),
             spool: spool.clone(),
+            ca_file: "/etc/ssl/certs/ca-certificates.crt".into(),
         };
         let (net, link) = Net::start(config).unwrap();
         Self { spool, link, net: Some(net), host: host(name) }

@@ -5,3 +5,4 @@ mod fake;
 mod hostile;
 mod link;
 mod standby;
+mod upload;

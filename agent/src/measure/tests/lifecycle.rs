@@ -293,3 +293,34 @@ fn a_deadline_in_the_past_closes_the_run() {
     assert_eq!(results(&a.records()).len(), 1);
     assert!(a.link.view().desired_at > MonoMicros(0));
 }
+
+#[test]
+fn nothing_waits_for_the_disk_in_a_timed_window_and_a_turn_is_on_disk_before_the_next() {
+    // Each operation, and how much evidence was on disk when it began.
+    let seen: Rc<RefCell<Vec<(&'static str, u64)>>> = Rc::default();
+    let spool: Rc<RefCell<Option<Arc<Spool>>>> = Rc::default();
+    let (log, of) = (seen.clone(), spool.clone());
+    let mut a = Agent::new(faults(move |call| {
+        let on_disk = of.borrow().as_ref().and_then(|s| s.run(RUN)).map_or(0, |r| r.last_seq());
+        log.borrow_mut().push((call.op, on_disk));
+        None
+    }));
+    *spool.borrow_mut() = Some(a.spool.clone());
+    let records = a.whole_run(3);
+    let outcomes_until = |seq| records.iter().filter(|r| r.seq <= seq && matches!(r.body, Body::Outcome(_))).count();
+    let (mut turns, mut begun) = (0, None);
+    for (op, on_disk) in seen.borrow().iter() {
+        match *op {
+            "create" => begun = Some(*on_disk),
+            // Only a turn resets; a template is also tried by a session that is not counted.
+            "reset" => {
+                assert_eq!(begun, Some(*on_disk), "evidence was written between create and reset");
+                assert_eq!(outcomes_until(*on_disk), turns, "what came before is not on disk");
+                turns += 1;
+            }
+            "destroy" => assert_eq!(begun, Some(*on_disk), "evidence was written between create and destroy"),
+            _ => {}
+        }
+    }
+    assert!(turns > 10, "{turns}");
+}

@@ -238,6 +238,9 @@ fn messages_keep_their_bytes() {
     check("to-agent-desired-cancel", Control, &desired(RunPhase::Cancel));
     check("to-agent-retire", Control, &ToAgent::Retire { reason: "released".into() });
     check("to-agent-goodbye", Control, &ToAgent::Goodbye);
+    let segments = vec![UploadUrl("https://bucket/h1/00000.segment?signature".into())];
+    let uploads = Uploads { runs: vec![RunUploads { run: run(), segments, valid_ms: 9_000_000 }] };
+    check("to-agent-uploads", Control, &ToAgent::Uploads(uploads));
     check("to-coordinator-hello", Control, &ToCoordinator::Hello(Box::new(hello)));
     check("to-coordinator-facts", Control, &ToCoordinator::Facts(Box::new(facts())));
     check("to-coordinator-refused", Control, &ToCoordinator::Refused { run: run(), failure: failure() });
@@ -295,6 +298,14 @@ proptest! {
         bytes[i] ^= with;
         let _ = decode::<EvidenceBatch>(Lane::Evidence, &bytes);
     }
+}
+
+#[test]
+fn a_signature_is_never_printed() {
+    let url = UploadUrl("https://bucket/h1/00000.segment?X-Amz-Signature=abcdef".into());
+    let run = RunUploads { run: run(), segments: vec![url], valid_ms: 1 };
+    let shown = format!("{:?}", ToAgent::Uploads(Uploads { runs: vec![run] }));
+    assert!(shown.contains("bucket/h1/00000.segment") && !shown.contains("abcdef"), "{shown}");
 }
 
 /// A length that claims more than there is must fail by its claim: nothing is allocated for it.

@@ -44,6 +44,9 @@ pub enum ToAgent {
         reason: String,
     },
     Goodbye,
+    /// Where sealed evidence may be put while the coordinator is away; the whole truth each time, as `Desired`. Sent only
+    /// where a bucket is configured.
+    Uploads(Uploads),
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -113,6 +116,39 @@ pub struct Grant {
     pub template_build: u32,
     /// Seed of the block's own draws (CPU, environment size, identities).
     pub seed: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Uploads {
+    pub runs: Vec<RunUploads>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunUploads {
+    pub run: RunId,
+    /// Where segment 0, 1, 2 ... of the run goes.
+    pub segments: Vec<UploadUrl>,
+    /// For how long from when this was sent, milliseconds.
+    pub valid_ms: u64,
+}
+
+/// `file:///...`, or an HTTP URL that is signed for one PUT of one object which is not there yet. Who has it can write
+/// there, so it is a secret.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UploadUrl(pub String);
+
+// What makes it valid stands behind the question mark and must not reach a log.
+impl std::fmt::Debug for UploadUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.shown())
+    }
+}
+
+impl UploadUrl {
+    /// Without its signature.
+    pub fn shown(&self) -> &str {
+        self.0.split('?').next().unwrap_or_default()
+    }
 }
 
 /// Evidence stream, agent → coordinator.
