@@ -54,6 +54,21 @@ pub enum Body {
     Closed(Closed),
 }
 
+impl Body {
+    /// True if it holds real numbers, of which some (infinities) are none in JSON and could not be read back.
+    pub fn has_reals(&self) -> bool {
+        match self {
+            Self::Template(_) | Self::BlockStarted(_) | Self::Sample(_) | Self::BlockEnded(_) => true,
+            Self::Preflight(_)
+            | Self::Timeline(_)
+            | Self::Fidelity(_)
+            | Self::Outcome(_)
+            | Self::Log(_)
+            | Self::Closed(_) => false,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Preflight {
     pub facts: HostFacts,

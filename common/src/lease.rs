@@ -24,6 +24,8 @@ use crate::{
 
 /// The coordinator looks at its leases twice a second; five looks in a row that did not come are a stall.
 const STALL_MS: u64 = 2_500;
+/// Seven answers may be lost before the dispatch lease is.
+const ANSWERS_PER_LEASE: u64 = 8;
 
 /// Durations of leases, milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -216,6 +218,8 @@ pub struct HostLease {
     /// Since when it has work that must move, and within what time.
     expected: Option<(MonoMicros, u64)>,
     newest_beat: u64,
+    /// When a beat of it was answered last.
+    answered: Option<MonoMicros>,
 }
 
 /// The coordinator's side, for all hosts.
@@ -261,14 +265,17 @@ impl HostLeases {
         lease.heard = lease.heard.max(received);
         lease.quiet_until = None;
         lease.newest_beat = 0;
+        lease.answered = None;
         // A restarted agent counts from nothing.
         lease.progress = 0;
         Ok(())
     }
 
-    /// A beat arrived. `None` for one of an old generation or an unknown host: it renews nothing.
+    /// A beat arrived. `None` for one of an old generation or an unknown host: it renews nothing. Nor is an answer owed
+    /// to every beat: one in an eighth of the dispatch lease keeps it renewed, and each announcement of silence gets its
+    /// own. An answer costs both sides as much as a beat.
     pub fn beat(&mut self, host: &HostId, beat: &Beat, received: MonoMicros) -> Option<BeatAck> {
-        let slack = self.times.quiet_slack_ms;
+        let (slack, answer_ms) = (self.times.quiet_slack_ms, self.times.dispatch_ms / ANSWERS_PER_LEASE);
         let lease = self.hosts.get_mut(host)?;
         if beat.generation != lease.generation {
             return None;
@@ -285,7 +292,11 @@ impl HostLeases {
                 lease.progressed = received;
             }
         }
-        Some(BeatAck { generation: beat.generation, number: beat.number, sent: beat.sent })
+        let due = beat.quiet_ms > 0 || lease.answered.is_none_or(|at| received.ms_since(at) >= answer_ms);
+        due.then(|| {
+            lease.answered = Some(received);
+            BeatAck { generation: beat.generation, number: beat.number, sent: beat.sent }
+        })
     }
 
     /// Anything else that proves the agent alive (evidence, a request).
@@ -352,6 +363,7 @@ impl HostLease {
             progressed: now,
             expected: None,
             newest_beat: 0,
+            answered: None,
         }
     }
 }
@@ -479,7 +491,7 @@ mod tests {
         let mut health = |leases: &mut HostLeases, t: f64, progress: u64| {
             n += 1;
             let beat = Beat { progress, ..beat(1, n, 0) };
-            leases.beat(&host(), &beat, at(t)).unwrap();
+            leases.beat(&host(), &beat, at(t));
             leases.health(&host(), at(t)).unwrap()
         };
         assert_eq!(health(&mut leases, 500.0, 7), Health::Alive, "nothing is expected of it");
@@ -521,10 +533,24 @@ mod tests {
         leases.welcomed(host(), Generation(2), at(0.0)).unwrap();
         assert_eq!(leases.beat(&host(), &beat(1, 9, 0), at(1.0)), None);
         assert!(leases.beat(&host(), &beat(2, 5, 10_000), at(2.0)).is_some());
-        assert!(leases.beat(&host(), &beat(2, 4, 0), at(2.1)).is_some());
+        assert_eq!(leases.beat(&host(), &beat(2, 4, 0), at(2.1)), None, "heard, and answered a moment ago");
         assert!(matches!(leases.health(&host(), at(3.0)), Some(Health::Quiet { .. })), "beat 4 was overtaken");
         assert_eq!(leases.get(&host()).unwrap().progress, 5);
         assert!(leases.welcomed(host(), Generation(1), at(3.0)).is_err());
+    }
+
+    #[test]
+    fn a_beat_in_an_eighth_of_the_dispatch_lease_is_answered_and_so_is_every_announcement() {
+        let mut leases = HostLeases::new(LeaseTimes::default(), at(0.0));
+        leases.welcomed(host(), Generation(1), at(0.0)).unwrap();
+        let mut n = 0;
+        let mut answered = |t: f64, quiet_ms| {
+            n += 1;
+            leases.beat(&host(), &beat(1, n, quiet_ms), at(t)).is_some()
+        };
+        let answers: Vec<bool> = (0..8).map(|i| answered(f64::from(i) * 0.5, 0)).collect();
+        assert_eq!(answers, [true, false, false, true, false, false, true, false]);
+        assert!(answered(4.0, 2_000) && answered(4.1, 2_000), "whoever wants to be silent waits for the answer");
     }
 
     #[test]

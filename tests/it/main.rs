@@ -9,6 +9,7 @@ mod live_engine;
 mod live_fleet;
 mod live_measure;
 mod live_runbooks;
+mod live_scale;
 mod live_secrets;
 mod live_windows;
 mod metadata;

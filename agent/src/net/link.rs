@@ -27,6 +27,9 @@ const OUTBOX: usize = 16;
 /// A quiet interval waits this long for its announcement to be acknowledged. On a lost datagram the interval begins
 /// anyway: the coordinator then shows the host as silent, which harms nobody.
 const ANNOUNCE_WAIT: Duration = Duration::from_millis(100);
+/// QUIC acknowledges the answer to the announcement after 25 ms at most; the interval begins after that, so that the
+/// packet does not come into it.
+const LAST_PACKET: Duration = Duration::from_millis(30);
 
 /// A started agent gives its coordinator as long as the dispatch lease is by default before it takes it for gone.
 const FIRST_CONTACT_MS: u64 = 10_000;
@@ -255,6 +258,8 @@ impl Link {
                 // Not announced in time: the interval begins all the same, and the beat must not come into it.
                 q.announced.get_or_insert(0);
             }
+            // Nothing else ends this wait than the end of the connection.
+            drop(self.shared.changed.wait_timeout_while(state, LAST_PACKET, |s| s.connected));
         } else if let Some(q) = &mut state.quiet {
             // Nobody to announce it to; a connection made meanwhile keeps silent too.
             q.announced = Some(0);

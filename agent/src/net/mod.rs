@@ -55,6 +55,11 @@ use self::{
 };
 use crate::spool::Spool;
 
+/// How an enrolled agent dials: TLS and transport settings.
+pub fn client_config(identity: &Identity) -> Result<quinn::ClientConfig, DialError> {
+    tls::enrolled(identity)
+}
+
 /// Between attempts to connect: doubling, with jitter so that a fleet does not come back all at once.
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);

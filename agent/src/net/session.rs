@@ -216,9 +216,8 @@ async fn stay(
     let mut tasks = JoinSet::new();
     tasks.spawn(say(send, connection.clone(), context.clone()));
     tasks.spawn(listen(recv, context.clone()));
-    tasks.spawn(send_beats(connection.clone(), context.shared.clone(), beat));
+    tasks.spawn(send_beats(connection.clone(), context.shared.clone(), beat, patience_ms));
     tasks.spawn(read_acks(connection.clone(), context.shared.clone()));
-    tasks.spawn(watch_answers(context.shared.clone(), beat, patience_ms));
     let (connected, spool, shared) = (connection.clone(), context.spool.clone(), context.shared.clone());
     tasks.spawn(async move { evidence::run(&connected, &spool, &shared).await.into() });
     let end = match tasks.join_next().await {
@@ -300,20 +299,34 @@ async fn listen(mut recv: RecvStream, context: Arc<Context>) -> End {
     }
 }
 
-async fn send_beats(connection: Connection, shared: Arc<Shared>, every: Duration) -> End {
+/// Beats, and the end of a connection on which none is answered: the idle time-out is off, so a path that died silently
+/// shows here. In a quiet interval nothing of this runs, not even a timer.
+async fn send_beats(connection: Connection, shared: Arc<Shared>, every: Duration, patience_ms: u64) -> End {
     loop {
-        if let NextBeat::Send(beat) = shared.next_beat() {
-            match codec::encode(Lane::Datagram, &beat) {
-                Ok(bytes) => match connection.send_datagram(bytes.into()) {
-                    Ok(()) => {}
-                    Err(quinn::SendDatagramError::ConnectionLost(e)) => return e.into(),
-                    Err(e) => {
-                        tracing::error!(error = %chain(&e), "beats cannot be sent on this connection");
-                        return End::Nonsense("a connection without datagrams");
-                    }
-                },
-                Err(e) => tracing::error!(error = %chain(&e), "beat not sent"),
+        let hush = match shared.next_beat() {
+            NextBeat::Send(beat) => {
+                match codec::encode(Lane::Datagram, &beat) {
+                    Ok(bytes) => match connection.send_datagram(bytes.into()) {
+                        Ok(()) => {}
+                        Err(quinn::SendDatagramError::ConnectionLost(e)) => return e.into(),
+                        Err(e) => {
+                            tracing::error!(error = %chain(&e), "beats cannot be sent on this connection");
+                            return End::Nonsense("a connection without datagrams");
+                        }
+                    },
+                    Err(e) => tracing::error!(error = %chain(&e), "beat not sent"),
+                }
+                beat.quiet_ms > 0
             }
+            NextBeat::Hush => true,
+        };
+        if hush {
+            shared.beat_now.notified().await;
+            continue;
+        }
+        let ms = shared.unanswered_ms();
+        if ms > patience_ms {
+            return End::Unanswered(ms);
         }
         // Cancel-safe: a kick is kept until somebody waits for it.
         tokio::select! {
@@ -336,17 +349,6 @@ async fn read_acks(connection: Connection, shared: Arc<Shared>) -> End {
         match codec::decode::<BeatAck>(Lane::Datagram, &datagram) {
             Ok(ack) => shared.acked(&ack),
             Err(source) => return End::Stream { what: "reading an acknowledgement", source: source.into() },
-        }
-    }
-}
-
-/// The idle time-out is off, so a path that died silently shows here.
-async fn watch_answers(shared: Arc<Shared>, every: Duration, patience_ms: u64) -> End {
-    loop {
-        sleep(every).await;
-        let ms = shared.unanswered_ms();
-        if ms > patience_ms {
-            return End::Unanswered(ms);
         }
     }
 }

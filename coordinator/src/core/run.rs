@@ -199,6 +199,8 @@ pub enum Event {
         body: Observed,
         late: bool,
     },
+    /// Committed records of several hosts, each host's in order: as so many `Evidence`, in one step.
+    Told(Vec<(HostId, u64, Observed, bool)>),
     /// The life lease of a host ended, as the coordinator counts.
     HostLost {
         host: HostId,
@@ -428,6 +430,11 @@ impl RunState {
             }
             Event::Evidence { host, seq, body, late } => {
                 next.observe(experiment, (host, *seq), body, *late, now, &mut notes)?
+            }
+            Event::Told(told) => {
+                for (host, seq, body, late) in told {
+                    next.observe(experiment, (host, *seq), body, *late, now, &mut notes)?;
+                }
             }
             Event::HostLost { host } => {
                 if !self.live() {

@@ -3,6 +3,8 @@
 //! Hosts of one machine take turns of one block, in the run's order; machines do not wait for each other. A turn ends
 //! when its block ended in committed evidence, so a coordinator that restarts never gives two.
 
+use std::collections::{BTreeMap, HashMap};
+
 use drums_common::{experiment::Experiment, machine::MachineIdentity, wire::latest::Grant};
 
 use super::run::HostRun;
@@ -31,20 +33,32 @@ pub fn next(hosts: &[HostRun], experiment: &Experiment) -> Vec<(usize, Grant)> {
 /// Indices grouped by machine: two agents on one machine are one machine. The relation is not transitive by itself
 /// (boot id or DMI UUID), so groups that a third host joins are merged.
 pub fn machines<'m>(identities: impl Iterator<Item = &'m MachineIdentity>) -> Vec<Vec<usize>> {
-    let mut groups: Vec<(Vec<usize>, Vec<&MachineIdentity>)> = Vec::new();
+    // Hosts that share hardware and one of the two names are linked through whoever came first with it: a thousand hosts
+    // are grouped in one pass.
+    let mut first: HashMap<(&str, bool, &str), usize> = HashMap::new();
+    let mut parent: Vec<usize> = Vec::new();
     for (i, id) in identities.enumerate() {
-        let (mut same, other): (Vec<_>, Vec<_>) =
-            groups.into_iter().partition(|(_, ids)| ids.iter().any(|have| have.same_machine(id)));
-        let mut merged = (Vec::new(), Vec::new());
-        for (indices, ids) in same.drain(..) {
-            merged.0.extend(indices);
-            merged.1.extend(ids);
+        parent.push(i);
+        for (is_dmi, name) in [(false, id.boot_id.as_str()), (true, id.dmi_uuid.as_str())] {
+            if name.is_empty() {
+                continue;
+            }
+            let other = *first.entry((id.hardware.as_str(), is_dmi, name)).or_insert(i);
+            let (a, b) = (root(&parent, i), root(&parent, other));
+            parent[a.max(b)] = a.min(b);
         }
-        merged.0.push(i);
-        merged.1.push(id);
-        groups = other;
-        groups.push(merged);
     }
-    groups.sort_by_key(|(indices, _)| indices[0]);
-    groups.into_iter().map(|(indices, _)| indices).collect()
+    let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for i in 0..parent.len() {
+        groups.entry(root(&parent, i)).or_default().push(i);
+    }
+    groups.into_values().collect()
+}
+
+/// The first host of a host's group.
+fn root(parent: &[usize], mut i: usize) -> usize {
+    while parent[i] != i {
+        i = parent[i];
+    }
+    i
 }

@@ -72,7 +72,7 @@ pub(super) enum End {
     Nonsense(&'static str),
 }
 
-pub(super) async fn serve<P: Ports>(incoming: Incoming, context: Arc<Context<P>>) {
+pub(super) async fn serve<P: Ports>(incoming: Incoming, context: Arc<Context<P>>, unfinished: super::Unfinished) {
     let remote = incoming.remote_address();
     let connection = match timeout(HANDSHAKE, async { incoming.accept()?.await }).await {
         Ok(Ok(connection)) => connection,
@@ -96,7 +96,10 @@ pub(super) async fn serve<P: Ports>(incoming: Incoming, context: Arc<Context<P>>
             return;
         }
     };
-    match timeout(HANDSHAKE, greet(&connection, &peer, &context)).await {
+    // What a greeting needs is given back before the long time that follows it.
+    let greeted = Box::pin(timeout(HANDSHAKE, greet(&connection, &peer, &context))).await;
+    drop(unfinished);
+    match greeted {
         Ok(Ok(Some((hello_streams, accepted)))) => attend(connection, peer, hello_streams, accepted, &context).await,
         Ok(Ok(None)) => {}
         Ok(Err(end)) => {
@@ -228,18 +231,30 @@ async fn attend<P: Ports>(
     if context.ports.has_bucket() {
         tasks.spawn(places::offer(peer.clone(), accepted.orders.clone(), offer, context.clone()));
     }
-    tasks.spawn(push_orders(send, accepted.orders, offered, context.shutdown.clone()));
-    tasks.spawn(read_control(recv, peer.clone(), context.clone(), heard.clone()));
-    tasks.spawn(read_beats(connection.clone(), peer.clone(), context.clone(), heard.clone()));
-    tasks.spawn(accept_streams(connection.clone(), peer.clone(), context.clone(), heard));
-    tasks.spawn(watch_silence(heard_at, context.clone()));
-    let end = match tasks.join_next().await {
-        Some(Ok(end)) => end,
-        Some(Err(e)) => {
+    // What seldom happens shares one task, and beats have this one: a thousand idle agents are two thousand tasks, and a
+    // beat looks at nothing else.
+    let seldom = {
+        let orders = push_orders(send, accepted.orders, offered, context.shutdown.clone());
+        let control = read_control(recv, peer.clone(), context.clone(), heard.clone());
+        let streams = accept_streams(connection.clone(), peer.clone(), context.clone(), heard.clone());
+        let silence = watch_silence(heard_at, context.clone());
+        async move {
+            // The first to end ends the connection, and with it the others.
+            tokio::select! {
+                end = orders => end,
+                end = control => end,
+                end = streams => end,
+                end = silence => end,
+            }
+        }
+    };
+    tasks.spawn(seldom);
+    let end = tokio::select! {
+        end = read_beats(&connection, &peer, context, &heard) => end,
+        Some(ended) = tasks.join_next() => ended.unwrap_or_else(|e| {
             tracing::error!(host = %peer.host, error = %e, "connection task died");
             End::Nonsense("something that broke its connection's task")
-        }
-        None => unreachable!("tasks were spawned just now"),
+        }),
     };
     let end = match end {
         End::Broken(quinn::ConnectionError::LocallyClosed) => End::Replaced,
@@ -315,7 +330,7 @@ async fn read_control<P: Ports>(mut recv: RecvStream, peer: Arc<Peer>, context: 
     }
 }
 
-async fn read_beats<P: Ports>(connection: Connection, peer: Arc<Peer>, context: Arc<Context<P>>, heard: Heard) -> End {
+async fn read_beats<P: Ports>(connection: &Connection, peer: &Peer, context: &Context<P>, heard: &Heard) -> End {
     loop {
         let datagram = match connection.read_datagram().await {
             Ok(datagram) => datagram,
@@ -327,7 +342,7 @@ async fn read_beats<P: Ports>(connection: Connection, peer: Arc<Peer>, context: 
             Err(e) => return End::Stream { what: "reading a beat", source: e.into() },
         };
         heard.send_replace(received);
-        let Some(ack) = context.ports.beat(&peer, &beat, received) else { continue };
+        let Some(ack) = context.ports.beat(peer, &beat, received) else { continue };
         let answer = match codec::encode(Lane::Datagram, &ack) {
             Ok(answer) => answer,
             Err(e) => return End::Stream { what: "answering a beat", source: e.into() },

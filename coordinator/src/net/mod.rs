@@ -24,11 +24,13 @@ use self::ports::{Ports, TokenStore};
 pub use self::registry::may_be_rebooted;
 use crate::pki::Pki;
 
-/// Connections at once. An idle one takes some 40 KiB; a fleet has dozens.
-const MAX_AGENTS: usize = 1_024;
+/// Connections at once. An idle one takes some 40 KiB, and a fleet of a thousand that lost its path has its old
+/// connections still open when it dials again.
+const MAX_AGENTS: usize = 4_096;
 const MAX_ENROLMENTS: usize = 32;
-/// Beyond so many unfinished handshakes a peer must first show that its address is its own.
-const UNVALIDATED: usize = 64;
+/// Beyond so many unfinished handshakes a peer must first show that its address is its own. A fleet of a thousand that
+/// comes back at once is no attack.
+const UNVALIDATED: usize = 1_024;
 /// For the last packets of closed connections.
 const DRAIN: Duration = Duration::from_secs(3);
 
@@ -43,7 +45,8 @@ pub async fn serve_agents<P: Ports>(
 ) {
     let registry = registry::Registry::default();
     let context = Arc::new(connection::Context { ports, registry, leases, clock, build, shutdown: shutdown.clone() });
-    accept(&endpoint, MAX_AGENTS, shutdown, |incoming| connection::serve(incoming, context.clone())).await;
+    let serve = |incoming, unfinished| connection::serve(incoming, context.clone(), unfinished);
+    accept(&endpoint, MAX_AGENTS, shutdown, serve).await;
 }
 
 /// Serves enrolments until `shutdown` is true.
@@ -56,18 +59,26 @@ pub async fn serve_enrolment<T: TokenStore>(
     shutdown: watch::Receiver<bool>,
 ) {
     let context = Arc::new(enrol::Context { store, pki, clock, build });
-    accept(&endpoint, MAX_ENROLMENTS, shutdown, |incoming| enrol::serve(incoming, context.clone())).await;
+    accept(&endpoint, MAX_ENROLMENTS, shutdown, |incoming, _| enrol::serve(incoming, context.clone())).await;
 }
 
 /// Tells every peer that this coordinator stands by, until `shutdown` is true.
 pub async fn refuse(endpoint: Endpoint, shutdown: watch::Receiver<bool>) {
-    accept(&endpoint, MAX_ENROLMENTS, shutdown, connection::stand_by).await;
+    accept(&endpoint, MAX_ENROLMENTS, shutdown, |incoming, _| connection::stand_by(incoming)).await;
 }
 
-async fn accept<F>(endpoint: &Endpoint, max: usize, mut shutdown: watch::Receiver<bool>, serve: impl Fn(Incoming) -> F)
-where
+/// Held while a peer has not said hello.
+type Unfinished = Arc<()>;
+
+async fn accept<F>(
+    endpoint: &Endpoint,
+    max: usize,
+    mut shutdown: watch::Receiver<bool>,
+    serve: impl Fn(Incoming, Unfinished) -> F,
+) where
     F: Future<Output = ()> + Send + 'static,
 {
+    let unfinished = Unfinished::default();
     let mut tasks = JoinSet::new();
     loop {
         // All branches are cancel-safe.
@@ -85,11 +96,14 @@ where
         if tasks.len() >= max {
             tracing::warn!(remote = %incoming.remote_address(), max, "too many connections; peer turned away");
             incoming.refuse();
-        } else if tasks.len() >= UNVALIDATED && !incoming.remote_address_validated() && incoming.may_retry() {
+        } else if Arc::strong_count(&unfinished) > UNVALIDATED
+            && !incoming.remote_address_validated()
+            && incoming.may_retry()
+        {
             // Only fails if it may not be retried, which was asked just now.
             let _ = incoming.retry();
         } else {
-            tasks.spawn(serve(incoming));
+            tasks.spawn(serve(incoming, unfinished.clone()));
         }
     }
     // New peers are turned away while the present ones say goodbye.

@@ -517,3 +517,49 @@ fn a_store_of_a_newer_program_is_refused() {
     std::fs::write(&garbage, b"this is not a database, it is a text file of some length").unwrap();
     assert!(matches!(SqliteStore::open(Path::new(&garbage)), Err(StoreError::Open { .. })));
 }
+
+#[tokio::test]
+async fn what_waits_is_committed_together_and_fails_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a");
+    let handle = StoreHandle::start(Box::new(SqliteStore::open(&path).unwrap())).unwrap();
+    let (go_on, held) = std::sync::mpsc::sync_channel::<()>(1);
+    let add = |name: &'static str| {
+        let store = handle.clone();
+        async move { store.call(move |s| s.add_host(&host(name), "sandbox", Ownership::Adopted, &audit("host-add"))).await }
+    };
+    // The first holds the thread until all others wait.
+    let first = handle.call(move |_| {
+        held.recv().unwrap();
+        Ok(())
+    });
+    let half = handle.call(|s| {
+        s.add_host(&host("h2"), "sandbox", Ownership::Adopted, &audit("host-add"))?;
+        s.save_run(
+            &RunState::place(RunId([9; 6]), Sha256::of(b"none"), 1, None, vec![], Micros(1)).next,
+            1,
+            &[],
+            Micros(1),
+            None,
+        )
+    });
+    let let_go = async { go_on.send(()).unwrap() };
+    let (first, h1, twice, half, h3, ()) = tokio::join!(first, add("h1"), add("h1"), half, add("h3"), let_go);
+    assert!(first.is_ok() && h1.is_ok() && h3.is_ok(), "{h1:?} {h3:?}");
+    assert!(matches!(twice, Err(StoreError::HostExists(_))), "{twice:?}");
+    assert!(matches!(half, Err(StoreError::Missing { .. })), "{half:?}");
+    // What was answered is there for everybody; what a failed method did not do itself stays.
+    let seen = rusqlite::Connection::open(&path).unwrap();
+    let names: String = seen
+        .query_row("SELECT group_concat(name) FROM (SELECT name FROM host ORDER BY name)", [], |r| r.get(0))
+        .unwrap();
+    assert_eq!(names, "h1,h2,h3");
+    // A commit that fails is everybody's failure, and the next ones go on.
+    let broken = handle.call(|s| {
+        s.add_host(&host("h4"), "sandbox", Ownership::Adopted, &audit("host-add"))?;
+        s.commit_together()
+    });
+    assert!(matches!(broken.await, Err(StoreError::NotCommitted(_) | StoreError::Sql { .. })));
+    assert!(add("h5").await.is_ok());
+    handle.close().await;
+}

@@ -44,7 +44,9 @@ pub(super) fn fresh(
             break;
         }
         // The wire carries what JSON does not: an infinity would be stored as null, and be read by nobody.
-        if let Err(why) = serde_json::from_str::<Record>(&text) {
+        if record.body.has_reals()
+            && let Err(why) = serde_json::from_str::<Record>(&text)
+        {
             if new.is_empty() {
                 return Err(StoreError::Unstorable { host: host.clone(), seq: record.seq, why: why.to_string() });
             }

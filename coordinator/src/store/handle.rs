@@ -1,15 +1,25 @@
 //! The one writer: a thread that owns the store, fed by a bounded queue.
+//!
+//! Whatever waits is done together: each job is a transaction of its own inside one that all of them share, and all are
+//! answered after its commit. A thousand hosts that send evidence at once cost a few syncs of the disk instead of a
+//! thousand, and a job that fails takes only its own work back.
 
 use std::sync::Arc;
 
+use drums_common::telemetry::chain;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Store, StoreError};
 
-type Job = Box<dyn FnOnce(&mut dyn Store) + Send>;
+/// Does its work and says how to answer, once it is known whether what it did is committed.
+type Job = Box<dyn FnOnce(&mut dyn Store) -> Answer + Send>;
+type Answer = Box<dyn FnOnce(Result<(), StoreError>)>;
 
-/// Waiting jobs beyond this make callers wait: evidence comes no faster than it can be committed.
-const QUEUE: usize = 64;
+/// Waiting jobs beyond this make callers wait: evidence comes no faster than it can be committed. What a job holds, its
+/// caller held before.
+const QUEUE: usize = 1_024;
+/// Jobs that share a commit: as many as a fleet may send at once, few enough that the first need not wait long.
+const TOGETHER: usize = 512;
 
 /// Cheap to clone. The thread ends when the last handle is dropped and the queue is empty.
 #[derive(Clone)]
@@ -24,8 +34,19 @@ impl StoreHandle {
     pub fn start(mut store: Box<dyn Store>) -> std::io::Result<Self> {
         let (jobs, mut queue) = mpsc::channel::<Job>(QUEUE);
         let thread = std::thread::Builder::new().name("store".to_owned()).spawn(move || {
-            while let Some(job) = queue.blocking_recv() {
-                job(store.as_mut());
+            let mut answers = Vec::new();
+            while let Some(first) = queue.blocking_recv() {
+                let begun = store.begin_together();
+                let mut next = Some(first);
+                while let Some(job) = next {
+                    answers.push(job(store.as_mut()));
+                    next = if answers.len() < TOGETHER { queue.try_recv().ok() } else { None };
+                }
+                // Without a beginning each job was committed by itself.
+                let committed = if matches!(begun, Ok(true)) { store.commit_together() } else { Ok(()) };
+                for answer in answers.drain(..) {
+                    answer(committed.as_ref().copied().map_err(StoreError::again));
+                }
             }
         })?;
         Ok(Self { jobs, thread: Arc::new(Thread(std::sync::Mutex::new(Some(thread)))) })
@@ -39,8 +60,11 @@ impl StoreHandle {
     {
         let (reply, answer) = oneshot::channel();
         let job: Job = Box::new(move |store| {
-            // The caller may have gone; the work is done either way.
-            let _ = reply.send(work(store));
+            let done = work(store);
+            Box::new(move |committed| {
+                // The caller may have gone; the work is done either way.
+                let _ = reply.send(committed.and(done));
+            })
         });
         self.jobs.send(job).await.map_err(|_| StoreError::Closed)?;
         answer.await.map_err(|_| StoreError::Closed)?
@@ -51,7 +75,15 @@ impl StoreHandle {
     where
         F: FnOnce(&mut dyn Store) + Send + 'static,
     {
-        self.jobs.try_send(Box::new(work)).is_ok()
+        let job: Job = Box::new(move |store| {
+            work(store);
+            Box::new(|committed| {
+                if let Err(e) = committed {
+                    tracing::error!(error = chain(&e), "what nobody waits for was not written");
+                }
+            })
+        });
+        self.jobs.try_send(job).is_ok()
     }
 
     /// Waits until everything that was handed in is done and the store is closed; other handles must be gone.

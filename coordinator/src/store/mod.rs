@@ -81,6 +81,15 @@ pub enum StoreError {
     BadPlace { place: String, what: String },
     #[error("the store has been closed")]
     Closed,
+    #[error("the store could not commit: {0}")]
+    NotCommitted(String),
+}
+
+impl StoreError {
+    /// The same for the next of those whose work was to be committed together.
+    fn again(&self) -> Self {
+        Self::NotCommitted(drums_common::telemetry::chain(self))
+    }
 }
 
 impl StoreError {
@@ -198,8 +207,17 @@ pub enum Registered {
 }
 
 /// Every method is one transaction; what changes something writes its row of the audit trail in it, and takes its time
-/// from there.
+/// from there. Between `begin_together` and `commit_together` they may share a commit: each is undone by itself if it
+/// fails, and none counts before that commit.
 pub trait Store: Send {
+    /// False where every method goes on to commit by itself.
+    fn begin_together(&mut self) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+    fn commit_together(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// The value under `key`; `value` is stored first if there was none.
     fn meta_or(&mut self, key: &str, value: &str, audit: &AuditRow) -> Result<String, StoreError>;
 

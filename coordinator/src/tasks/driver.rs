@@ -4,7 +4,7 @@
 //! states, counts leases, lets runs start, asks the analysis, and sends each connected host its order when that differs.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -17,11 +17,13 @@ use drums_common::{
     lease::Health,
     plan,
     telemetry::chain,
+    wire::latest::Desired,
 };
 use tokio::sync::{mpsc, watch};
 
 use super::{
     Control,
+    committed::Committed,
     questions::answered,
     requests::{NewRun, Request},
 };
@@ -32,11 +34,14 @@ use crate::{
         run::{Denied, Event, Observed, RunState},
     },
     net::ports::Order,
-    store::{AuditRow, RunRow, StoreError, Who},
+    store::{AuditRow, EvidenceRow, RunRow, Store, StoreError, Who},
 };
 
 /// Leases, deadlines and unwinding are looked at this often, whatever else happens.
 const TICK: Duration = Duration::from_millis(500);
+/// After a look the driver rests this many times as long as the look took, at most a tick: a thousand hosts that report
+/// one after the other are looked at together, and looking takes a quarter of a CPU at most.
+const REST: u32 = 3;
 /// Records read from the store in one go.
 pub(super) const PAGE: u32 = 1_000;
 /// Between attempts to read evidence that the store did not give.
@@ -154,11 +159,8 @@ impl Driver {
                 Ok((registration, acked))
             })
             .await?;
-        let mut map = self.control.acked_map();
-        for (through, host) in acked {
-            map.insert((run, host), through);
-        }
-        drop(map);
+        let hosts = acked.into_iter().map(|(through, host)| (host, Committed::through(through))).collect();
+        self.control.committed().insert(run, hosts);
         self.runs.push(Active::new(row, registration));
         Ok(())
     }
@@ -170,24 +172,37 @@ impl Driver {
             Request(Option<Request>),
             Answer(RunId, Result<Event, StoreError>),
             Look,
+            Rested,
             Down,
         }
+        let mut due = true;
+        let mut rested = tokio::time::Instant::now();
         loop {
-            // All branches are cancel-safe; what was received is dealt with outside.
+            // All branches are cancel-safe; what was received is dealt with outside. A look that is due comes first, so that
+            // nobody can keep the driver from it; after it requests have its rest to themselves.
             let woken = tokio::select! {
+                biased;
+                _ = shutdown.wait_for(|down| *down) => Woken::Down,
+                () = tokio::time::sleep_until(rested), if due => Woken::Rested,
                 request = self.queue.recv() => Woken::Request(request),
                 Some((run, answer)) = self.answers.recv() => Woken::Answer(run, answer),
-                () = self.control.wake.notified() => Woken::Look,
-                _ = timer.tick() => Woken::Look,
-                _ = shutdown.wait_for(|down| *down) => Woken::Down,
+                () = self.control.wake.notified(), if !due => Woken::Look,
+                _ = timer.tick(), if !due => Woken::Look,
             };
             match woken {
                 Woken::Request(Some(request)) => self.request(request).await,
                 Woken::Answer(run, answer) => self.answer(run, answer).await,
                 Woken::Look => {}
+                Woken::Rested => {
+                    let began = tokio::time::Instant::now();
+                    due = self.reconcile().await;
+                    self.control.looks.send_modify(|n| *n += 1);
+                    rested = began + (began.elapsed() * (1 + REST)).min(TICK);
+                    continue;
+                }
                 Woken::Request(None) | Woken::Down => break,
             }
-            self.reconcile().await;
+            due = true;
         }
     }
 
@@ -288,14 +303,14 @@ impl Driver {
         }
     }
 
-    /// Looks at everything once.
-    async fn reconcile(&mut self) {
+    /// Looks at everything once. True if there is more to see.
+    async fn reconcile(&mut self) -> bool {
         self.control.count_refusals();
         self.look_for_unsure().await;
         for (run, host, event) in std::mem::take(&mut self.owed) {
             self.owe(run, host, event).await;
         }
-        self.fold_evidence().await;
+        let more = self.fold_evidence().await;
         self.count_leases().await;
         self.watch_progress().await;
         self.start_runs().await;
@@ -307,32 +322,30 @@ impl Driver {
         self.runs.retain(|r| unsettled(&r.row.state));
         let runs = &self.runs;
         self.complaints.retain(|(run, _), _| runs.iter().any(|r| r.row.state.id == *run));
-        self.control.acked_map().retain(|(run, _), _| runs.iter().any(|r| r.row.state.id == *run));
+        let here: HashSet<RunId> = runs.iter().map(|r| r.row.state.id).collect();
+        self.control.committed().retain(|run, _| here.contains(run));
         self.send_orders();
+        more
     }
 
     /// Steps a run and stores the result. True if it changed. What could not be stored did not happen.
     async fn event(&mut self, run: RunId, event: &Event) -> Result<bool, StoreError> {
-        self.events(run, std::slice::from_ref(event), None).await
+        self.event_asked(run, event, None).await
     }
 
     /// `asked` goes with the change if somebody asked for it.
-    async fn events(&mut self, run: RunId, events: &[Event], asked: Option<AuditRow>) -> Result<bool, StoreError> {
+    async fn event_asked(&mut self, run: RunId, event: &Event, asked: Option<AuditRow>) -> Result<bool, StoreError> {
         let now = self.control.now();
         let Some(active) = self.runs.iter_mut().find(|r| r.row.state.id == run) else { return Ok(false) };
-        let mut state = active.row.state.clone();
-        let mut notes = Vec::new();
-        for event in events {
-            match state.step(&active.registration.experiment, event, now) {
-                Ok(t) => {
-                    state = t.next;
-                    notes.extend(t.notes);
-                }
-                // A host that is lost twice, a cancel of a run that ends: nothing to do.
-                Err(Denied::Closed | Denied::Ending) => {}
-                Err(e) => tracing::warn!(run = %run, error = %e, "an event did not fit the run"),
+        let (state, notes) = match active.row.state.step(&active.registration.experiment, event, now) {
+            Ok(t) => (t.next, t.notes),
+            // A host that is lost twice, a cancel of a run that ends: nothing to do.
+            Err(Denied::Closed | Denied::Ending) => return Ok(false),
+            Err(e) => {
+                tracing::warn!(run = %run, error = %e, "an event did not fit the run");
+                return Ok(false);
             }
-        }
+        };
         if state == active.row.state && notes.is_empty() {
             return Ok(false);
         }
@@ -384,47 +397,67 @@ impl Driver {
         }
     }
 
-    async fn fold_evidence(&mut self) {
-        let mut work = Vec::new();
+    /// Takes what was committed into the states, all hosts of a run together. True if there is more than one page of it.
+    async fn fold_evidence(&mut self) -> bool {
         let now = self.control.clock.boottime();
+        let mut work = Vec::new();
         {
-            let acked = self.control.acked_map();
+            let mut committed = self.control.committed();
             for active in self.runs.iter().filter(|r| r.may_read(now)) {
-                for h in &active.row.state.hosts {
-                    let committed = acked.get(&(active.row.state.id, h.host.clone())).copied().unwrap_or(0);
-                    if committed > h.applied_seq {
-                        work.push((active.row.state.id, h.host.clone(), h.applied_seq));
-                    }
+                let Some(hosts) = committed.get_mut(&active.row.state.id) else { continue };
+                let behind = active.row.state.hosts.iter().filter_map(|h| {
+                    let told = hosts.get_mut(&h.host).filter(|c| c.through > h.applied_seq)?;
+                    Some((h.host.clone(), h.applied_seq, told.take(h.applied_seq)))
+                });
+                let behind: Vec<_> = behind.collect();
+                if !behind.is_empty() {
+                    work.push((active.row.state.id, behind));
                 }
             }
         }
-        for (run, host, mut after) in work {
-            loop {
-                let of = host.clone();
-                let rows = match self.control.store.call(move |s| s.evidence(run, &of, after, PAGE)).await {
-                    Ok(rows) => rows,
-                    Err(e) => {
-                        self.unread(run, format!("after record {after} of host {host}: "), &e).await;
-                        break;
-                    }
-                };
-                self.read(run);
-                let Some(last) = rows.last().map(|r| r.record.seq) else { break };
-                let events: Vec<Event> = rows
-                    .iter()
-                    .map(|r| Event::Evidence {
-                        host: host.clone(),
-                        seq: r.record.seq,
-                        body: Observed::from(&r.record.body),
-                        late: r.late,
-                    })
-                    .collect();
-                if !matches!(self.events(run, &events, None).await, Ok(true)) {
-                    break;
+        let mut more = false;
+        for (run, hosts) in work {
+            let (mut all, mut unknown) = (Vec::new(), Vec::new());
+            for (host, after, told) in hosts {
+                match told {
+                    Some(told) => all.extend(of_host(&host, told)),
+                    // An earlier life of the coordinator committed it, or it could not be stored when it came.
+                    None => unknown.push((host, after)),
                 }
-                after = last;
+            }
+            let read = match unknown.is_empty() {
+                true => Ok(Vec::new()),
+                false => self.control.store.call(move |s| Ok(read_evidence(s, run, unknown))).await,
+            };
+            let mut failed = None;
+            match read {
+                Ok(read) => {
+                    for (host, after, rows) in read {
+                        match rows {
+                            Ok(rows) => {
+                                more |= rows.len() == PAGE as usize;
+                                let told = rows
+                                    .iter()
+                                    .map(|r| (r.record.seq, Observed::from(&r.record.body), r.late))
+                                    .collect();
+                                all.extend(of_host(&host, told));
+                            }
+                            Err(e) => failed = Some((format!("after record {after} of host {host}: "), e)),
+                        }
+                    }
+                }
+                Err(e) => failed = Some((String::new(), e)),
+            }
+            match failed {
+                Some((place, e)) => self.unread(run, place, &e).await,
+                None => self.read(run),
+            }
+            if !all.is_empty() {
+                // What was not stored is read again from the store.
+                let _ = self.event(run, &Event::Told(all)).await;
             }
         }
+        more
     }
 
     /// Hosts that were silent for a whole life lease are lost to their runs, and fenced.
@@ -565,25 +598,32 @@ impl Driver {
         }
     }
 
-    fn desired(&self, host: &HostId, generation: Generation) -> drums_common::wire::latest::Desired {
-        let acked = self.control.acked_map();
-        let runs: Vec<RunOfHost<'_>> = self
-            .runs
+    fn desired(&self, host: &HostId, generation: Generation) -> Desired {
+        let runs = self.runs.iter().filter(|r| r.row.state.host(host).is_some());
+        self.desired_of(host, generation, &runs.collect::<Vec<_>>())
+    }
+
+    fn desired_of(&self, host: &HostId, generation: Generation, runs: &[&Active]) -> Desired {
+        let committed = self.control.committed();
+        let acked = |run: RunId| committed.get(&run).and_then(|hosts| hosts.get(host)).map_or(0, |c| c.through);
+        let runs: Vec<RunOfHost<'_>> = runs
             .iter()
-            .map(|r| RunOfHost {
-                state: &r.row.state,
-                registration: &r.registration,
-                acked_seq: acked.get(&(r.row.state.id, host.clone())).copied().unwrap_or(0),
-            })
+            .map(|r| RunOfHost { state: &r.row.state, registration: &r.registration, acked_seq: acked(r.row.state.id) })
             .collect();
         desired::desired(host, generation, &runs, self.control.now())
     }
 
     fn send_orders(&self) {
+        let mut runs_of: HashMap<&HostId, Vec<&Active>> = HashMap::new();
+        for run in &self.runs {
+            for h in &run.row.state.hosts {
+                runs_of.entry(&h.host).or_default().push(run);
+            }
+        }
         let hosts: Vec<HostId> = self.control.links().keys().cloned().collect();
         for host in hosts {
             let generation = self.control.leases().get(&host).map(|l| l.generation).unwrap_or_default();
-            let new = self.desired(&host, generation);
+            let new = self.desired_of(&host, generation, runs_of.get(&host).map_or(&[], Vec::as_slice));
             let mut links = self.control.links();
             let Some(link) = links.get(&host) else { continue };
             if link.is_closed() {
@@ -666,6 +706,8 @@ impl Driver {
         }
         tracing::info!(run = %t.next.id, experiment = %experiment, "run made");
         let row = RunRow { state: t.next.clone(), generation: 1, experiment };
+        let hosts = t.next.hosts.iter().map(|h| (h.host.clone(), Committed::default())).collect();
+        self.control.committed().insert(t.next.id, hosts);
         self.runs.push(Active::new(row, registration));
         self.control.changed();
         Ok(t.next)
@@ -681,7 +723,7 @@ impl Driver {
             return Err(Failure::refused("closed", message, "a closed run stays what it is"));
         }
         let asked = self.control.audit_row(&by, "cancel").run(run);
-        self.events(run, &[Event::Cancel { by: by.actor }], Some(asked)).await.map_err(|e| failure(&e))?;
+        self.event_asked(run, &Event::Cancel { by: by.actor }, Some(asked)).await.map_err(|e| failure(&e))?;
         // Done is what is stored: a restarted coordinator must know of it.
         let state = self.runs.iter().map(|r| &r.row.state).find(|s| s.id == run && s.ending.is_some()).cloned();
         let state = state.ok_or_else(|| {
@@ -713,6 +755,27 @@ impl Driver {
         self.control.changed();
         Ok(())
     }
+}
+
+/// What the driver steps a run by: records that change nothing but how far a host's evidence goes count as one.
+fn of_host(host: &HostId, told: Vec<(u64, Observed, bool)>) -> Vec<(HostId, u64, Observed, bool)> {
+    let last = told.last().map(|(seq, ..)| *seq);
+    told.into_iter()
+        .filter(|(seq, body, _)| !matches!(body, Observed::Other) || Some(*seq) == last)
+        .map(|(seq, body, late)| (host.clone(), seq, body, late))
+        .collect()
+}
+
+type Read = (HostId, u64, Result<Vec<EvidenceRow>, StoreError>);
+
+fn read_evidence(s: &mut dyn Store, run: RunId, hosts: Vec<(HostId, u64)>) -> Vec<Read> {
+    hosts
+        .into_iter()
+        .map(|(host, after)| {
+            let rows = s.evidence(run, &host, after, PAGE);
+            (host, after, rows)
+        })
+        .collect()
 }
 
 fn utc(at: Micros) -> String {

@@ -7,6 +7,7 @@
 //! Policy is in `core`; here is only what moves its inputs and outputs. Everything the driver does follows from the store
 //! and the leases, so a coordinator that was killed anywhere goes on.
 
+mod committed;
 mod driver;
 mod ports;
 mod questions;
@@ -45,6 +46,8 @@ const REFUSED_EVIDENCE: usize = 1_024;
 /// Requests that wait for the driver; more make callers wait.
 const QUEUE: usize = 256;
 
+type CommittedOfRuns = HashMap<RunId, HashMap<HostId, committed::Committed>>;
+
 /// Shared between the driver, the network and the API.
 pub struct Control {
     pub store: StoreHandle,
@@ -54,8 +57,8 @@ pub struct Control {
     pub up_since: Micros,
     leases: Mutex<HostLeases>,
     links: Mutex<HashMap<HostId, watch::Sender<Order>>>,
-    /// How far evidence is committed, for hosts of runs that are not over.
-    acked: Mutex<HashMap<(RunId, HostId), u64>>,
+    /// How far evidence is committed, for each host of each run that is not over.
+    committed: Mutex<CommittedOfRuns>,
     refusals: Mutex<refusals::Refusals>,
     /// Runs of hosts whose evidence was refused for good: reported once, however often the agent tries.
     refused_evidence: Mutex<HashSet<(RunId, HostId)>>,
@@ -63,6 +66,8 @@ pub struct Control {
     uploading: Option<Uploading>,
     requests: mpsc::Sender<requests::Request>,
     wake: Notify,
+    /// How often the driver has looked at everything.
+    looks: watch::Sender<u64>,
     /// Grows with every stored change of a run, for those who wait for one.
     changes: watch::Sender<u64>,
 }
@@ -88,12 +93,13 @@ impl Control {
         let control = Arc::new(Self {
             leases: Mutex::new(HostLeases::new(times, clock.boottime())),
             links: Mutex::default(),
-            acked: Mutex::default(),
+            committed: Mutex::default(),
             refusals: Mutex::default(),
             refused_evidence: Mutex::default(),
             uploading,
             requests,
             wake: Notify::new(),
+            looks: watch::Sender::new(0),
             changes: watch::Sender::new(0),
             up_since: clock.now(),
             store,
@@ -128,8 +134,8 @@ impl Control {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn acked_map(&self) -> MutexGuard<'_, HashMap<(RunId, HostId), u64>> {
-        self.acked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn committed(&self) -> MutexGuard<'_, CommittedOfRuns> {
+        self.committed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// True while a connection of the host is open.

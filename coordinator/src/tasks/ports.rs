@@ -15,12 +15,35 @@ use drums_common::{
 use super::{Control, REFUSED_EVIDENCE, requests::Request};
 use crate::{
     artifacts::{ArtifactError, Content},
+    core::run::Observed,
     net::ports::{Accepted, Order, Peer, Ports, Redemption, TokenRefusal, TokenStore},
-    store::{AuditRow, CertificateRow, HelloRow, StoreError, Who},
+    store::{AuditRow, CertificateRow, HelloRow, HostRow, StoreError, Who},
 };
 
 fn store_failure(e: &StoreError) -> Failure {
     Failure::new(FailureClass::Transient, "store", chain(e), "see the coordinator's log; the same will be tried again")
+}
+
+/// Whether a host may connect with a certificate, by what is stored of both.
+fn may_connect(
+    peer: &Peer,
+    row: Option<&HostRow>,
+    certificate: Option<&CertificateRow>,
+    now: Micros,
+) -> Result<(), Failure> {
+    let refuse = |code, what: String| Err(Failure::refused(code, what, "drumsctl host add makes a new token"));
+    let host = &peer.host;
+    match row {
+        None => return refuse("no-such-host", format!("host {host} is not known here")),
+        Some(row) if row.released.is_some() => return refuse("released", format!("host {host} was released")),
+        Some(_) => {}
+    }
+    match certificate {
+        None => refuse("foreign-certificate", format!("this certificate of host {host} was not issued by this home")),
+        Some(c) if c.revoked.is_some() => refuse("revoked", format!("this certificate of host {host} was revoked")),
+        Some(c) if c.expires <= now => refuse("expired", format!("this certificate of host {host} has expired")),
+        Some(_) => Ok(()),
+    }
 }
 
 impl Ports for Control {
@@ -31,40 +54,26 @@ impl Ports for Control {
     }
 
     async fn on_connect(&self, peer: &Peer, hello: AgentHello) -> Result<Accepted, Failure> {
-        let (host, certificate) = (peer.host.clone(), peer.certificate);
-        let found = self.store.call(move |s| Ok((s.host(&host)?, s.certificate(certificate)?))).await;
-        let (row, certificate) = found.map_err(|e| store_failure(&e))?;
-        let again = "drumsctl host add makes a new token";
-        let row = row
-            .ok_or_else(|| Failure::refused("no-such-host", format!("host {} is not known here", peer.host), again))?;
-        if row.released.is_some() {
-            return Err(Failure::refused("released", format!("host {} was released", peer.host), again));
-        }
-        match certificate {
-            None => {
-                let message = format!("this certificate of host {} was not issued by this home", peer.host);
-                return Err(Failure::refused("foreign-certificate", message, again));
-            }
-            Some(c) if c.revoked.is_some() => {
-                let message = format!("this certificate of host {} was revoked", peer.host);
-                return Err(Failure::refused("revoked", message, again));
-            }
-            Some(c) if c.expires <= self.now() => {
-                let message = format!("this certificate of host {} has expired", peer.host);
-                return Err(Failure::refused("expired", message, again));
-            }
-            Some(_) => {}
-        }
         let hello_row = HelloRow {
             installation: peer.installation,
             facts: hello.facts,
             agent_version: hello.agent_version,
             agent_sha256: hello.agent_sha256,
         };
-        let (host, audit) = (peer.host.clone(), self.row_of(peer, "connected"));
+        let audit = self.row_of(peer, "connected");
         let audit = audit.detail(&format!("agent {} {}", hello_row.agent_version, hello_row.agent_sha256.short()));
-        let generation =
-            self.store.call(move |s| s.welcomed(&host, &hello_row, &audit)).await.map_err(|e| store_failure(&e))?;
+        let (who, now) = (peer.clone(), self.now());
+        let welcomed = self
+            .store
+            .call(move |s| {
+                let (row, certificate) = (s.host(&who.host)?, s.certificate(who.certificate)?);
+                if let Err(refused) = may_connect(&who, row.as_ref(), certificate.as_ref(), now) {
+                    return Ok(Err(refused));
+                }
+                s.welcomed(&who.host, &hello_row, &audit).map(Ok)
+            })
+            .await;
+        let generation = welcomed.map_err(|e| store_failure(&e))??;
         let times = {
             let mut leases = self.leases();
             // The store hands generations out in order, so an older one cannot come after a newer one.
@@ -106,20 +115,27 @@ impl Ports for Control {
             return Err(Failure::new(FailureClass::Transient, "not-welcomed", "this host has not been welcomed", ""));
         };
         let (host, run, now) = (peer.host.clone(), batch.run, self.now());
-        let through = self
+        // A run that is over, or that this home never had.
+        let member = self.committed().get(&run).is_some_and(|hosts| hosts.contains_key(&host));
+        let observed: Vec<_> =
+            batch.records.iter().map(|r| (r.seq, Observed::from(&r.body), r.generation < current)).collect();
+        let stored = self
             .store
             .call(move |s| {
-                if s.run(run)?.is_none_or(|r| r.state.host(&host).is_none()) {
+                if !member && s.run(run)?.is_none_or(|r| r.state.host(&host).is_none()) {
                     return Err(StoreError::Missing { what: "run of this host", id: run.to_string() });
                 }
-                s.commit_evidence(run, &host, current, &batch.records, now)
+                let before = s.acked(run, &host)?;
+                Ok((before, s.commit_evidence(run, &host, current, &batch.records, now)?))
             })
             .await;
-        let through = match through {
-            Ok(through) => through,
+        let (before, through) = match stored {
+            Ok(stored) => stored,
             Err(e) => return Err(self.evidence_refused(peer, run, &e).await),
         };
-        self.acked_map().insert((run, peer.host.clone()), through);
+        if let Some(committed) = self.committed().get_mut(&run).and_then(|hosts| hosts.get_mut(&peer.host)) {
+            committed.commit(before, through, observed.into_iter());
+        }
         self.wake.notify_one();
         Ok(EvidenceAck { run, through_seq: through })
     }

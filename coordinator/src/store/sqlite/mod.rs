@@ -19,7 +19,7 @@ use drums_common::{
     ids::{ExperimentId, Generation, HostId, InstallationId, RunId},
     machine::HostFacts,
 };
-use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior};
+use rusqlite::{Connection, OptionalExtension as _, Savepoint, TransactionBehavior};
 
 use super::{
     AuditEntry, AuditQuery, AuditRow, CertificateRow, EventRow, EvidenceRow, HelloRow, HostRow, Ownership, PersonRow,
@@ -75,8 +75,9 @@ impl SqliteStore {
         Ok(())
     }
 
-    fn write(&mut self, attempt: &'static str) -> Result<Transaction<'_>, StoreError> {
-        self.connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(sql(attempt))
+    /// A transaction, or a part of the one that is shared.
+    fn write(&mut self, attempt: &'static str) -> Result<Savepoint<'_>, StoreError> {
+        self.connection.savepoint().map_err(sql(attempt))
     }
 }
 
@@ -109,6 +110,21 @@ fn migrate(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
 }
 
 impl Store for SqliteStore {
+    fn begin_together(&mut self) -> Result<bool, StoreError> {
+        // Deferred: what only reads takes no lock and syncs nothing.
+        self.connection.execute_batch("BEGIN").map_err(sql("begin a transaction"))?;
+        Ok(true)
+    }
+
+    fn commit_together(&mut self) -> Result<(), StoreError> {
+        let committed = self.connection.execute_batch("COMMIT").map_err(sql("commit a transaction"));
+        if committed.is_err() && !self.connection.is_autocommit() {
+            // Nothing of it counts; the next jobs begin afresh.
+            self.connection.execute_batch("ROLLBACK").map_err(sql("take back a transaction"))?;
+        }
+        committed
+    }
+
     fn meta_or(&mut self, key: &str, value: &str, audit: &AuditRow) -> Result<String, StoreError> {
         let e = sql("keep a fact of its own");
         let t = self.write("keep a fact of its own")?;

@@ -7,7 +7,7 @@ use drums_common::{
     evidence::Record,
     ids::{ExperimentId, Generation, HostId, RunId},
 };
-use rusqlite::{Connection, OptionalExtension as _, Transaction, params};
+use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::{SqliteStore, audit, sql};
 use crate::{
@@ -79,7 +79,7 @@ pub(super) fn save(
     t.commit().map_err(&e)
 }
 
-fn add_events(t: &Transaction<'_>, run: RunId, notes: &[Note], now: Micros) -> Result<(), StoreError> {
+fn add_events(t: &Connection, run: RunId, notes: &[Note], now: Micros) -> Result<(), StoreError> {
     let mut statement = t
         .prepare_cached(
             "INSERT INTO run_event (run, number, at_us, kind, host, text) \

@@ -1,0 +1,246 @@
+//! Simulated agents: real certificates, real QUIC, the real wire, and records that the analysis accepts; no arms.
+//!
+//! A thousand of them live in one process. Each has a socket of its own, as real agents do.
+
+mod agent;
+mod log;
+mod script;
+mod wire;
+
+pub use self::script::preflight;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{
+            AtomicU64, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
+    },
+    time::Duration,
+};
+
+use anyhow::{Result, ensure};
+use drums_agent::net::{Identity, client_config};
+use drums_common::{
+    clock::Micros,
+    digest::Sha256,
+    evidence::{Body, Log},
+    experiment::{Experiment, Registration},
+    ids::RunId,
+};
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+
+use self::agent::{Agent, State};
+
+/// How a swarm lives; may be changed at any time.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    pub connect: bool,
+    pub beating: bool,
+    /// Instead of what the welcome says.
+    pub beat: Option<Duration>,
+    /// How long a block takes.
+    pub block: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { connect: true, beating: true, beat: None, block: Duration::from_millis(500) }
+    }
+}
+
+/// Between looks at all agents.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// What all agents of a swarm did.
+#[derive(Default)]
+pub struct Totals {
+    pub connected: AtomicUsize,
+    pub connects: AtomicU64,
+    pub beats: AtomicU64,
+    pub answers: AtomicU64,
+    pub orders: AtomicU64,
+    /// Records that were acknowledged.
+    pub committed: AtomicU64,
+    registrations: Mutex<HashMap<Sha256, Arc<Registration>>>,
+    /// Why sessions ended, and how often.
+    ends: Mutex<BTreeMap<String, u64>>,
+}
+
+impl Totals {
+    fn note(&self, e: &anyhow::Error) {
+        *self.ends.lock().unwrap_or_else(PoisonError::into_inner).entry(format!("{e:#}")).or_default() += 1;
+    }
+
+    /// What went wrong so far, in words.
+    pub fn ends(&self) -> BTreeMap<String, u64> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A registration, read once for all agents.
+    fn registration(&self, sha256: Sha256, canonical: &str) -> Option<Arc<Registration>> {
+        let mut known = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(registration) = known.get(&sha256) {
+            return Some(registration.clone());
+        }
+        match Registration::thaw(canonical, sha256, Micros(0)) {
+            Ok(registration) => Some(known.entry(sha256).or_insert(Arc::new(registration)).clone()),
+            Err(e) => {
+                self.note(&e.into());
+                None
+            }
+        }
+    }
+}
+
+/// An agent that may be made: who it is, and which machine it runs on.
+pub struct Host {
+    pub identity: Identity,
+    /// Its own, so that runs need not take turns.
+    pub machine: u32,
+}
+
+/// Agents that live until the swarm is dropped.
+pub struct Swarm {
+    agents: Vec<Arc<Agent>>,
+    pace: watch::Sender<Pace>,
+    pub totals: Arc<Totals>,
+    _tasks: JoinSet<()>,
+}
+
+impl Swarm {
+    /// `experiment` is one that the hosts can run: their facts are made to fit it.
+    pub fn start(hosts: Vec<Host>, coordinator: SocketAddr, experiment: &Experiment, pace: Pace) -> Result<Self> {
+        let totals = Arc::new(Totals::default());
+        let (pace, paced) = watch::channel(pace);
+        let mut agents = Vec::with_capacity(hosts.len());
+        let mut tasks = JoinSet::new();
+        for Host { identity, machine } in hosts {
+            let agent = Arc::new(Agent {
+                config: client_config(&identity)?,
+                coordinator,
+                machine,
+                preflight: script::preflight(experiment, &identity.host, machine),
+                instance: rand::random(),
+                pace: paced.clone(),
+                totals: totals.clone(),
+                state: Mutex::new(State::default()),
+                ordered: Notify::new(),
+                written: Notify::new(),
+                build: Sha256::of(b"simulated agent"),
+                identity,
+            });
+            agents.push(agent.clone());
+            tasks.spawn(agent.live());
+        }
+        Ok(Self { agents, pace, totals, _tasks: tasks })
+    }
+
+    pub fn len(&self) -> usize {
+        self.agents.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.agents.is_empty()
+    }
+
+    pub fn set_pace(&self, change: impl FnOnce(&mut Pace)) {
+        self.pace.send_modify(change);
+    }
+
+    /// Waits until all are connected.
+    pub async fn connected(&self, patience: Duration) -> Result<()> {
+        let all = self.len();
+        self.until(patience, "agents are connected", |t| (t.connected.load(SeqCst), all)).await
+    }
+
+    /// Waits until none is.
+    pub async fn gone(&self, patience: Duration) -> Result<()> {
+        let all = self.len();
+        self.until(patience, "agents have left", |t| (all - t.connected.load(SeqCst), all)).await
+    }
+
+    /// Waits until every agent's records of a run, one at least, are committed; answers when the last was.
+    pub async fn settled(&self, run: RunId, patience: Duration) -> Result<Micros> {
+        let mut last = Micros(0);
+        let settled = || {
+            last = Micros(0);
+            let mut left = 0;
+            for agent in &self.agents {
+                match agent.state().logs.get(&run) {
+                    Some(log) if log.last() > 0 && log.acked == log.last() => last = last.max(log.settled_at),
+                    _ => left += 1,
+                }
+            }
+            left
+        };
+        let left = self.poll(patience, settled).await;
+        ensure!(
+            left == 0,
+            "{left} agents' records of {run} are not committed after {patience:?}: {:?}",
+            self.totals.ends()
+        );
+        Ok(last)
+    }
+
+    /// Each agent has so much more to say of a run: texts of 64 KiB.
+    pub fn say(&self, run: RunId, bytes: usize) {
+        const TEXT: usize = 64 << 10;
+        for (n, agent) in self.agents.iter().enumerate() {
+            let texts = (0..bytes / TEXT).map(|i| {
+                let line = format!("agent {n} says line {i} of what a run's tools print; ");
+                let text = line.repeat(TEXT / line.len() + 1)[..TEXT - 256].to_owned();
+                Body::Log(Log { level: "info".to_owned(), target: "bench".to_owned(), text })
+            });
+            agent.write(run, texts.collect());
+        }
+    }
+
+    /// How many records of a run are committed.
+    pub fn committed(&self, run: RunId) -> u64 {
+        self.agents.iter().filter_map(|a| a.state().logs.get(&run).map(|l| l.acked)).sum()
+    }
+
+    /// Forgets runs that are over.
+    pub fn forget(&self, run: RunId) {
+        for agent in &self.agents {
+            agent.state().logs.remove(&run);
+        }
+    }
+
+    pub fn beats(&self) -> u64 {
+        self.totals.beats.load(Relaxed)
+    }
+
+    async fn until(&self, patience: Duration, what: &str, count: impl Fn(&Totals) -> (usize, usize)) -> Result<()> {
+        let left = self
+            .poll(patience, || {
+                let (have, want) = count(&self.totals);
+                want.saturating_sub(have)
+            })
+            .await;
+        let all = self.len();
+        ensure!(left == 0, "{} of {all} {what} after {patience:?}: {:?}", all - left, self.totals.ends());
+        Ok(())
+    }
+
+    /// Counts what is left until nothing is, at most `patience`; answers what was left at last.
+    async fn poll(&self, patience: Duration, mut left: impl FnMut() -> usize) -> usize {
+        let deadline = Instant::now() + patience;
+        loop {
+            let last = left();
+            if last == 0 || Instant::now() >= deadline {
+                return last;
+            }
+            // Looking at a thousand agents after each of their steps would be work of its own.
+            sleep(LOOK).await;
+        }
+    }
+}

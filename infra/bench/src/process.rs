@@ -1,0 +1,150 @@
+//! Processes that are measured: started here, ended here, their CPU time and memory read from the kernel.
+
+use std::{
+    fs,
+    io::{self, BufRead as _, BufReader, Write as _},
+    os::unix::process::CommandExt as _,
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use nix::{
+    sys::signal::{Signal, kill},
+    time::{clock_getcpuclockid, clock_gettime},
+    unistd::Pid,
+};
+use serde_json::Value;
+
+/// A child that dies with the thread that started it, and with this value.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+}
+
+impl Running {
+    pub fn start(command: &mut Command) -> Result<Self> {
+        let end_with_parent = || nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from);
+        // SAFETY: between fork and exec only prctl is called, which is async-signal-safe.
+        unsafe { command.process_group(0).pre_exec(end_with_parent) };
+        let child =
+            command.spawn().with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))?;
+        Ok(Self { child })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// True while it runs.
+    pub fn lives(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// SIGKILL: what a crash looks like. Returns once it is reaped.
+    pub fn kill(&mut self) {
+        // Both fail only for a child that has been reaped already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Asks for an orderly end; kills what does not end in time.
+    pub fn stop(&mut self) {
+        let pid = Pid::from_raw(self.pid().cast_signed());
+        if self.lives() {
+            let _ = kill(pid, Signal::SIGTERM);
+        }
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while self.lives() && Instant::now() < deadline {
+            pause();
+        }
+        self.kill();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Between two looks at a condition for which there is no event.
+#[allow(clippy::disallowed_methods)] // a poll with a deadline, which is what the ban asks for
+pub fn pause() {
+    std::thread::sleep(Duration::from_millis(5));
+}
+
+/// CPU time of all threads that a process has and had, nanoseconds.
+pub fn cpu_ns(pid: u32) -> Result<u64> {
+    let clock = clock_getcpuclockid(Pid::from_raw(pid.cast_signed())).context("the process has no CPU clock")?;
+    let t = clock_gettime(clock).context("the process' CPU clock cannot be read")?;
+    Ok(u64::try_from(t.tv_sec()).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec()).unwrap_or(0))
+}
+
+/// Proportional set size: what it would free by ending.
+pub fn pss_bytes(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let line = text.lines().find_map(|l| l.strip_prefix("Pss:")).with_context(|| format!("{path} has no Pss"))?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().with_context(|| format!("{path}: {line}"))?;
+    Ok(kib << 10)
+}
+
+/// A floor's server, or another helper of the bench: this program again, asked over its standard input, a line each way.
+pub struct Helper {
+    running: Running,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+    name: String,
+}
+
+impl Helper {
+    pub fn start(arguments: &[&str]) -> Result<Self> {
+        let name = arguments.join(" ");
+        let program = std::env::current_exe().context("cannot ask for this program's own path")?;
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).env("NO_COLOR", "1");
+        let mut running = Running::start(&mut command)?;
+        let to = running.child.stdin.take().context("it was started with a pipe")?;
+        let from = BufReader::new(running.child.stdout.take().context("it was started with a pipe")?);
+        let mut me = Self { running, to, from, name };
+        me.answer().context("it did not become ready")?;
+        Ok(me)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.running.pid()
+    }
+
+    pub fn ask(&mut self, line: &str) -> Result<Value> {
+        writeln!(self.to, "{line}")
+            .and_then(|()| self.to.flush())
+            .with_context(|| format!("`{}` is gone", self.name))?;
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<Value> {
+        let mut line = String::new();
+        let n = self.from.read_line(&mut line).with_context(|| format!("`{}` is gone", self.name))?;
+        if n == 0 {
+            bail!("`{}` ended", self.name);
+        }
+        serde_json::from_str(&line).with_context(|| format!("`{}` said {line:?}", self.name))
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.running.kill();
+    }
+}
+
+/// The helper's side: says that it is ready, then answers each line until its input ends.
+pub fn serve_lines(mut answer: impl FnMut(&str) -> Result<Value>) -> Result<()> {
+    let mut out = io::stdout().lock();
+    let mut say = |value: &Value| writeln!(out, "{value}").and_then(|()| out.flush());
+    say(&Value::Null)?;
+    for line in io::stdin().lines() {
+        say(&answer(line?.trim())?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! A plan of 4 KiB to every agent, until each has acknowledged it by evidence that is committed.
+//!
+//! Ours is a real run: from the instant at which the coordinator stored that it begins, until the last agent had the
+//! acknowledgement of its first record. Bare quinn writes as many bytes and waits for their echo. OpenSSH takes the same
+//! file to fifty hosts.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result};
+use drums_common::{clock::Micros, experiment::Registration, lease::LeaseTimes};
+
+use super::{Bench, Cpu, Floor, PATIENCE, end_run, settle};
+use crate::{
+    agents::{Pace, Swarm},
+    floor::{
+        client::{Clients, Load},
+        ssh::{self, Ssh},
+    },
+    home::experiment,
+    row::{Goal, Reading, Row, order, ratio},
+};
+
+const BYTES: usize = 4096;
+
+#[allow(clippy::cast_precision_loss)] // microseconds of one round
+pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
+    let all = bench.size.agents;
+    let e = experiment(900, Vec::new(), u32::try_from(all)?, 2, BYTES)?;
+    let home = bench.home(dir, LeaseTimes::default(), std::slice::from_ref(&e))?;
+    let coordinator = home.start()?;
+    let mut floor = Floor::start(&home, &dir.join("uploads.sqlite"))?;
+    // A block would begin right after the plan: this run ends before one does.
+    let pace = Pace { beating: false, block: PATIENCE, ..Pace::default() };
+    let swarm = Swarm::start(home.hosts(0..all)?, home.agents, &e, pace)?;
+    swarm.connected(PATIENCE).await?;
+    let clients = Clients::start(home.hosts(0..all)?, floor.address, Load { connect: true, ..Load::default() })?;
+    clients.connected(PATIENCE).await?;
+
+    let plan = dir.join("plan.json");
+    fs::write(&plan, Registration::freeze(e.clone(), Micros(0))?.canonical)?;
+    let ssh = match Ssh::missing() {
+        None => {
+            let mut ssh = Ssh::start(&dir.join("ssh"))?;
+            ssh.open_masters()?;
+            Some(ssh)
+        }
+        Some(why) if bench.size.quick => {
+            eprintln!("without OpenSSH: {why}");
+            None
+        }
+        Some(why) => anyhow::bail!("OpenSSH is a floor of this row, and {why}"),
+    };
+
+    let per = |us: f64, hosts: usize, cpu_us| Reading { value: us / hosts as f64, cpu_us };
+    let mut readings: [Vec<Reading>; 4] = Default::default();
+    let arms = if ssh.is_some() { 4 } else { 2 };
+    for round in order(bench.seed, "plan", arms, bench.size.rounds) {
+        for arm in round {
+            settle().await;
+            let reading = match (arm, &ssh) {
+                (0, _) => {
+                    let cpu = Cpu::of(coordinator.pid())?;
+                    let run = coordinator.run(&e)?;
+                    let last = swarm.settled(run, PATIENCE).await?;
+                    let cpu_us = cpu.us_per(all as f64)?;
+                    let events = coordinator.api("GET", &format!("runs/{run}/events"), None)?;
+                    let events = events["events"].as_array().context("no events")?;
+                    let started = events.iter().find(|e| e["kind"] == "started").context("it never started")?;
+                    let started = started["at_us"].as_i64().context("an event without its time")?;
+                    end_run(&coordinator, run).await?;
+                    swarm.forget(run);
+                    per((last.0 - started) as f64, all, cpu_us)
+                }
+                (1, _) => {
+                    let cpu = Cpu::of(floor.helper.pid())?;
+                    let took = floor.helper.ask(&format!("push {BYTES}"))?;
+                    per(took["us"].as_f64().context("no time")?, all, cpu.us_per(all as f64)?)
+                }
+                (arm, Some(ssh)) => {
+                    let took = ssh.push(&plan, arm == 3)?;
+                    per(took.as_secs_f64() * 1e6, ssh::HOSTS.into(), f64::NAN)
+                }
+                (_, None) => continue,
+            };
+            readings[arm].push(reading);
+        }
+    }
+    let [ours, quinn, fresh, warm] = &readings;
+    let name = format!("plan of 4 KiB to {all} agents, all acknowledged and committed");
+    let mut rows = vec![ratio(&name, ours, "bare quinn echo", quinn, "us per host", Goal::AtMost(1.2), bench.seed)];
+    if !fresh.is_empty() {
+        let name = format!("plan per host at {} hosts: OpenSSH over ours", ssh::HOSTS);
+        rows.push(ratio(
+            &(name.clone() + ", fresh"),
+            fresh,
+            "ours",
+            ours,
+            "us per host",
+            Goal::AtLeast(100.0),
+            bench.seed,
+        ));
+        rows.push(ratio(
+            &(name + ", warm ControlMaster"),
+            warm,
+            "ours",
+            ours,
+            "us per host",
+            Goal::AtLeast(10.0),
+            bench.seed,
+        ));
+    }
+    Ok(rows)
+}
