@@ -96,7 +96,7 @@ impl AuditQuery {
     }
 
     /// True if the latest rows are wanted, and not the first after a point.
-    pub(super) fn from_the_end(&self) -> bool {
+    pub(super) fn counts_from_the_end(&self) -> bool {
         self.after.is_none() && self.since.is_none()
     }
 }

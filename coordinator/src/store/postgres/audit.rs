@@ -36,7 +36,7 @@ macro_rules! find {
 }
 
 pub(super) fn find(s: &mut PostgresStore, q: &AuditQuery) -> Result<Vec<AuditEntry>, StoreError> {
-    let sql = if q.from_the_end() { find!("DESC") } else { find!("ASC") };
+    let sql = if q.counts_from_the_end() { find!("DESC") } else { find!("ASC") };
     let rows = s.read(
         "read the audit trail",
         sql,
@@ -49,7 +49,7 @@ pub(super) fn find(s: &mut PostgresStore, q: &AuditQuery) -> Result<Vec<AuditEnt
         ],
     )?;
     let mut found: Vec<AuditEntry> = rows.iter().map(entry).collect::<Result<_, _>>()?;
-    if q.from_the_end() {
+    if q.counts_from_the_end() {
         found.reverse();
     }
     Ok(found)

@@ -27,7 +27,7 @@ pub(super) fn add(c: &Connection, row: &AuditRow) -> Result<(), StoreError> {
 
 pub(super) fn find(c: &Connection, q: &AuditQuery) -> Result<Vec<AuditEntry>, StoreError> {
     let e = sql("read the audit trail");
-    let order = if q.from_the_end() { "DESC" } else { "ASC" };
+    let order = if q.counts_from_the_end() { "DESC" } else { "ASC" };
     let mut statement = c
         .prepare_cached(&format!(
             "SELECT number, at_us, actor, peer, action, run, host, detail FROM audit \
@@ -66,7 +66,7 @@ pub(super) fn find(c: &Connection, q: &AuditQuery) -> Result<Vec<AuditEntry>, St
         })
     };
     let mut found: Vec<_> = rows.map(|r| r.map_err(&e).and_then(entry)).collect::<Result<_, _>>()?;
-    if q.from_the_end() {
+    if q.counts_from_the_end() {
         found.reverse();
     }
     Ok(found)
