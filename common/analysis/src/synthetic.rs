@@ -382,7 +382,7 @@ impl HostMaker<'_> {
                 memory_bytes: e.limits.memory_bytes
                     + if arm.kind.mechanism() == Mechanism::Qemu { e.limits.vmm_memory_overhead_bytes } else { 0 },
             },
-            workload_sha256: Sha256::of(b"workload"),
+            workload_sha256: workload(e),
             guest_sha256: Sha256::of(b"guest"),
             faults: Vec::new(),
         };
@@ -486,6 +486,11 @@ fn phases(kind: ArmKind, operation: &str, took_ms: f64, delay_ms: Option<f64>) -
         .collect()
 }
 
+/// The registered one; some other if none was pinned.
+fn workload(e: &Experiment) -> Sha256 {
+    e.workload.sha256.unwrap_or(Sha256::of(b"workload"))
+}
+
 fn preflight(e: &Experiment, host: &HostId, machine: u32) -> Preflight {
     let tool = |path: &str, version: &str| Tool {
         path: path.to_owned(),
@@ -522,7 +527,7 @@ fn preflight(e: &Experiment, host: &HostId, machine: u32) -> Preflight {
         },
         agent_version: "synthetic".to_owned(),
         agent_sha256: Sha256::of(b"agent"),
-        workload_sha256: e.workload.sha256.unwrap_or(Sha256::of(b"workload")),
+        workload_sha256: workload(e),
         clock_resolution_ns: BTreeMap::from([("CLOCK_MONOTONIC_RAW".to_owned(), 1)]),
         note: String::new(),
     }
