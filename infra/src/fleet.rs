@@ -89,12 +89,10 @@ impl Daemon {
             command.env("DRUMS_LOG", filter);
         }
         command.stdin(Stdio::null()).stdout(out).stderr(error).process_group(0).env("NO_COLOR", "1");
-        let end_with_parent =
-            || nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM).map_err(io::Error::from);
-        // SAFETY: between fork and exec only prctl is called, which is async-signal-safe.
-        unsafe { command.pre_exec(end_with_parent) };
-        let child =
-            member.enter(command).spawn().map_err(|source| FleetError::Start { name: name.to_owned(), source })?;
+        let child = member
+            .enter(end_with_parent(command))
+            .spawn()
+            .map_err(|source| FleetError::Start { name: name.to_owned(), source })?;
         Ok(Self { name: name.to_owned(), log: log.to_owned(), child })
     }
 
@@ -276,6 +274,7 @@ impl Fleet {
     pub fn drumsctl(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.layout.binaries.drumsctl);
         command.arg("--home").arg(&self.layout.home).args(arguments);
+        end_with_parent(&mut command);
         command
     }
 
@@ -318,6 +317,13 @@ impl Fleet {
         all.extend(self.coordinator.take());
         all.iter_mut().filter_map(|d| (!d.stop(STOP_PATIENCE)).then(|| d.name.clone())).collect()
     }
+}
+
+/// Whoever started it may be killed: what waits for a coordinator would then wait for ever.
+fn end_with_parent(command: &mut Command) -> &mut Command {
+    let hook = || nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM).map_err(io::Error::from);
+    // SAFETY: between fork and exec only prctl is called, which is async-signal-safe.
+    unsafe { command.pre_exec(hook) }
 }
 
 /// Runs `drums-agent audit`: compares a state folder's ledger with the kernel and undoes what is left.

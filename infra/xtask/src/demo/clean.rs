@@ -1,6 +1,6 @@
 //! `cargo xtask demo-clean`: after a crash, removes what earlier demos noted and did not remove themselves.
 
-use std::{fs, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use drums_infra::fleet::{audit, wait_until};
@@ -13,26 +13,35 @@ use super::made::{Made, Process};
 use crate::workspace::root;
 
 pub fn clean() -> Result<()> {
-    let demos = root().join("target/demo");
-    let mut cleaned = 0;
-    let entries = match fs::read_dir(&demos) {
+    match clean_in(&root().join("target/demo"))? {
+        None => println!("no demo has run here"),
+        Some(cleaned) => println!("{cleaned} crashed demos cleaned up after; results are kept"),
+    }
+    Ok(())
+}
+
+/// How many of the demos in this folder had crashed.
+fn clean_in(demos: &Path) -> Result<Option<u32>> {
+    let entries = match fs::read_dir(demos) {
         Ok(entries) => entries,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            println!("no demo has run here");
-            return Ok(());
-        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e).with_context(|| format!("cannot list {}", demos.display())),
     };
+    let mut cleaned = 0;
     for entry in entries {
-        let out = entry?.path();
+        let entry = entry?;
+        // Beside the demos' folders lies the summary of the last one.
+        if !entry.file_type()?.is_dir() {
+            continue;
+        }
+        let out = entry.path();
         let Some(made) = Made::load(&out)? else { continue };
         println!("cleaning up after {}", out.display());
         one(&made)?;
         Made::finish(&out)?;
         cleaned += 1;
     }
-    println!("{cleaned} crashed demos cleaned up after; results are kept");
-    Ok(())
+    Ok(Some(cleaned))
 }
 
 fn one(made: &Made) -> Result<()> {
@@ -74,4 +83,24 @@ fn end(daemon: &Process) -> Result<()> {
         daemon.pid,
         daemon.pid
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_and_a_demo_that_ended_are_left_alone_and_a_crashed_one_is_cleaned_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let demos = dir.path().join("demo");
+        assert_eq!(clean_in(&demos).unwrap(), None);
+        let (ended, crashed) = (demos.join("1"), demos.join("2"));
+        for folder in [&ended, &crashed] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        fs::write(demos.join("summary.json"), "{}").unwrap();
+        Made::begin(&crashed, Path::new("/bin/true"), Path::new("/nowhere")).unwrap();
+        assert_eq!(clean_in(&demos).unwrap(), Some(1));
+        assert_eq!(clean_in(&demos).unwrap(), Some(0));
+    }
 }
