@@ -42,6 +42,7 @@ use crate::{
     setup::{self, DoctorOptions, Ground, SetupError, ToolsDir},
     shim::{ShimClient, ShimError},
     spool::{KEEP_FINISHED, Spool, SpoolError},
+    succession::{Succession, WELCOME},
 };
 
 /// How long the agent waits at its end for the last evidence to be acknowledged.
@@ -65,6 +66,8 @@ pub struct AgentConfig {
     pub min_free_bytes: u64,
     /// Certificates that a bucket is checked against.
     pub ca_file: PathBuf,
+    /// End as soon as the coordinator's welcome has shown that this build works here.
+    pub trial: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +100,8 @@ pub enum AgentError {
     Dial(#[from] DialError),
     #[error("cannot take up what the spool holds")]
     Runs(#[from] RunError),
+    #[error("the coordinator did not welcome this agent within {} s", WELCOME.as_secs())]
+    NotWelcomed,
     #[error("cannot listen for signals")]
     Signals(#[source] io::Error),
     #[error(
@@ -203,6 +208,25 @@ fn with_engine(
                 return Err(e);
             }
         };
+        let succession = Succession::of(&config.state);
+        if config.trial {
+            engine = Some(held);
+            let welcomed = runtime.block_on(async { tokio::time::timeout(WELCOME, net.welcomed()).await });
+            runtime.block_on(net.finish(FINISH));
+            runtime.shutdown_timeout(Duration::from_secs(2));
+            return match welcomed {
+                Ok(true) => Ok(Stop::Signal("the end of its trial")),
+                _ => Err(AgentError::NotWelcomed),
+            };
+        }
+        let (welcomed, proven) = (net.welcomed(), succession.clone());
+        runtime.spawn(async move {
+            if welcomed.await
+                && let Err(e) = proven.welcomed()
+            {
+                tracing::warn!(error = drums_common::telemetry::chain(&e), "that this build works was not noted");
+            }
+        });
         let parts = Parts {
             host: name,
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -212,6 +236,7 @@ fn with_engine(
             surroundings: Box::new(ThisMachine::new(shim)),
             facts: Box::new(move |engine| facts.after_trials(engine)),
             workloads: Box::new(link.clone()),
+            succession: succession.clone(),
             spool: spool.clone(),
             link,
             clock,
@@ -262,7 +287,7 @@ fn single_instance(state: &Path) -> Result<File, AgentError> {
     }
 }
 
-const THIS_PROGRAM: &str = "/proc/self/exe";
+pub const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// This executable and its digest.
 fn this_program() -> Result<(PathBuf, Sha256), AgentError> {

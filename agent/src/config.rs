@@ -125,6 +125,8 @@ impl RawConfig {
 pub enum TokenFileError {
     #[error("cannot read the token from {from}")]
     Read { from: String, source: std::io::Error },
+    #[error("{from} is empty")]
+    Empty { from: String },
     #[error("{from} is not text")]
     NotText { from: String },
     #[error("{from} does not hold a usable token")]
@@ -132,9 +134,13 @@ pub enum TokenFileError {
 }
 
 impl TokenFileError {
-    /// A token that was read once may be gone.
+    /// A token that was read once may be gone: its file, or what came on standard input.
     pub fn is_absent(&self) -> bool {
-        matches!(self, Self::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+        match self {
+            Self::Read { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+            Self::Empty { .. } => true,
+            Self::NotText { .. } | Self::Token { .. } => false,
+        }
     }
 }
 
@@ -151,6 +157,9 @@ pub fn read_token(path: &Path) -> Result<Token, TokenFileError> {
     read.map_err(|source| TokenFileError::Read { from: from.clone(), source })?;
     if !stdin && std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o077 != 0) {
         tracing::warn!(file = %from, "others can read the token, and enrol with it; chmod 600 it");
+    }
+    if stdin && bytes.is_empty() {
+        return Err(TokenFileError::Empty { from });
     }
     let text = String::from_utf8(bytes).map_err(|_| TokenFileError::NotText { from: from.clone() })?;
     Token::parse(&text).map_err(|source| TokenFileError::Token { from, source })

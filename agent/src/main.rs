@@ -14,6 +14,7 @@ use drums_agent::{
     net::{EnrolError, Identity, Stop},
     setup::{self, ToolsDir, doctor, listener, tools},
     shim,
+    succession::{self, Succession, Successor, Trial},
     windows::{self, WindowArgs},
 };
 use drums_common::{
@@ -21,6 +22,7 @@ use drums_common::{
     say::Unsaid,
     telemetry::{self, chain},
     token::Token,
+    wire::latest::Upgrade,
 };
 
 const NAME: &str = "drums-agent";
@@ -117,6 +119,9 @@ struct RunArgs {
     /// Read the settings, print them, and end
     #[arg(long)]
     check_config: bool,
+    /// Be welcomed by the coordinator, then end: how an upgrade is tried
+    #[arg(long, hide = true)]
+    trial: bool,
 }
 
 #[derive(Args)]
@@ -235,12 +240,22 @@ fn run(args: &RunArgs) -> Result<ExitCode, Unsaid> {
         return Ok(ExitCode::SUCCESS);
     }
     telemetry::init(config.log_json);
+    let succession = Succession::of(&config.state);
+    if args.trial {
+        // The agent that tries this one out may die.
+        if let Err(e) = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL) {
+            return Ok(fail(1, &e));
+        }
+    } else if let Some(failed) = take_place(&succession) {
+        return Ok(failed);
+    }
     tracing::info!(settings = %shown.unwrap_or_default().trim_end().replace('\n', ", "), "agent starts");
     let token = match token(&config, args.token_file.as_deref()) {
         Ok(token) => token,
         Err(e) => return Ok(fail(EXIT_BAD_INPUT, &*e)),
     };
-    Ok(match agent::run(agent_config(&config, token)) {
+    Ok(match agent::run(agent_config(&config, token, args.trial)) {
+        Ok(Stop::Upgrade(upgrade)) => make_way(&succession, &upgrade),
         Ok(Stop::Retired { reason }) => {
             note!("drums-agent: the coordinator released this host: {reason}");
             ExitCode::from(EXIT_RETIRED)
@@ -259,7 +274,47 @@ fn run(args: &RunArgs) -> Result<ExitCode, Unsaid> {
     })
 }
 
-fn agent_config(config: &Config, token: Option<Token>) -> AgentConfig {
+/// Becomes the build that took this one's place, if there is one; comes back with a code only if that failed.
+fn take_place(succession: &Succession) -> Option<ExitCode> {
+    let program =
+        agent::build_digest().map_err(|e| fail(1, &e)).and_then(|me| succession.at_start(me).map_err(|e| fail(1, &e)));
+    match program {
+        Ok(None) => None,
+        Ok(Some(program)) => Some(fail(1, &succession::become_it(&program, &arguments()))),
+        Err(code) => Some(code),
+    }
+}
+
+/// Tries the ordered build out and becomes it, or what this process was.
+fn make_way(succession: &Succession, upgrade: &Upgrade) -> ExitCode {
+    let (program, successor) =
+        (succession.program(upgrade.sha256), Successor { sha256: upgrade.sha256, ordered: upgrade.ordered });
+    let outcome = agent::build_digest().map_err(|e| fail(1, &e)).and_then(|me| {
+        let settled = match succession::try_out(&program, &arguments(), succession::TRIAL) {
+            Ok(Trial::Stopped) => return Err(ExitCode::SUCCESS),
+            Ok(Trial::Proven) => {
+                tracing::info!(build = %upgrade.sha256.short(), "the ordered build works here and takes over");
+                succession.crown(upgrade.sha256, me).map(|()| program.clone())
+            }
+            Ok(Trial::Failed(why)) => {
+                tracing::error!(build = %upgrade.sha256.short(), why, "the ordered build did not work; this one goes on");
+                succession.note_failed(&successor, &why).map(|()| agent::THIS_PROGRAM.into())
+            }
+            Err(e) => Err(e),
+        };
+        settled.map_err(|e| fail(1, &e))
+    });
+    match outcome {
+        Ok(program) => fail(1, &succession::become_it(&program, &arguments())),
+        Err(code) => code,
+    }
+}
+
+fn arguments() -> Vec<std::ffi::OsString> {
+    std::env::args_os().skip(1).collect()
+}
+
+fn agent_config(config: &Config, token: Option<Token>, trial: bool) -> AgentConfig {
     AgentConfig {
         state: config.state.clone(),
         token,
@@ -268,6 +323,7 @@ fn agent_config(config: &Config, token: Option<Token>) -> AgentConfig {
         scratch_bytes: config.scratch_bytes,
         min_free_bytes: config.min_free_bytes,
         ca_file: config.ca_file.clone(),
+        trial,
     }
 }
 
@@ -328,7 +384,7 @@ fn audit(args: &AuditArgs) -> Result<ExitCode, Unsaid> {
         Ok(config) => config,
         Err(e) => return Ok(fail(EXIT_BAD_INPUT, &e)),
     };
-    let report = match agent::audit(&agent_config(&config, None)) {
+    let report = match agent::audit(&agent_config(&config, None, false)) {
         Ok(report) => report,
         Err(e) => return Ok(fail(1, &e)),
     };

@@ -225,7 +225,15 @@ async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
     let router = api::router(context);
     let https = api::serve_https(config.api, &pki, router.clone(), down.clone()).await?.0;
     let unix = api::serve_unix(&home.socket(), router, down.clone())?;
-    let agents = tokio::spawn(serve_agents(agents, control.clone(), config.leases, clock.clone(), build, down.clone()));
+    let agents = tokio::spawn(serve_agents(
+        agents,
+        control.clone(),
+        pki.clone(),
+        config.leases,
+        clock.clone(),
+        build,
+        down.clone(),
+    ));
     let enrolment = tokio::spawn(serve_enrolment(enrolment, control.clone(), pki, clock.clone(), build, down.clone()));
     drop(control);
     if let Err(e) = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]) {

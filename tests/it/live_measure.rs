@@ -23,6 +23,7 @@ use drums_agent::{
     setup::{self, ToolsDir},
     shim::ShimClient,
     spool::Spool,
+    succession::Succession,
 };
 use drums_common::{
     clock::Micros,
@@ -128,6 +129,7 @@ fn measure(agent: &Path, image: PathBuf, state: &Path, tools: drums_agent::arms:
         surroundings: Box::new(ThisMachine::new(u32::try_from(shim.pid()).ok())),
         facts: Box::new(facts),
         workloads: Box::new(Folder(image)),
+        succession: Succession::of(state),
         spool: spool.clone(),
         link: link.clone(),
         clock,

@@ -101,3 +101,20 @@ fn live_the_runbook_for_access_works_as_written() {
     };
     check().unwrap();
 }
+
+#[test]
+fn live_the_runbook_for_upgrading_agents_works_as_written() {
+    let check = || -> Result<()> {
+        let mut fleet = TestFleet::start(&["h1"])?;
+        let installed = fs::read(&fleet.fleet.layout.binaries.agent)?;
+        for (folder, more) in [("old", ""), ("new", "another build")] {
+            fs::create_dir(fleet.dir.join(folder))?;
+            fs::write(fleet.dir.join(folder).join("drums-agent"), [&installed[..], more.as_bytes()].concat())?;
+        }
+        execute(&mut fleet, "h1", &commands("upgrade-agents.md")?)?;
+        let events = fleet.ctl(&["events", "--host", "h1"])?;
+        ensure!(events.matches("upgraded").count() == 2, "{events}");
+        fleet.finish()
+    };
+    check().unwrap();
+}

@@ -11,6 +11,7 @@ mod live_measure;
 mod live_runbooks;
 mod live_scale;
 mod live_secrets;
+mod live_upgrade;
 mod live_windows;
 mod metadata;
 mod net;

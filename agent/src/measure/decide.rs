@@ -74,7 +74,7 @@ pub fn next_action(s: &Situation<'_>) -> Action {
     };
     match s.stop {
         // The coordinator may see us again: open runs go on then.
-        Some(Stop::Signal(_) | Stop::Broken(_)) => return Action::Stop(open().collect()),
+        Some(Stop::Signal(_) | Stop::Broken(_) | Stop::Upgrade(_)) => return Action::Stop(open().collect()),
         Some(Stop::Retired { reason }) => {
             return or_stop(&format!("the host was retired: {reason}"));
         }
@@ -146,7 +146,8 @@ pub fn interruption(run: RunId, s: &Situation<'_>) -> Option<BlockResult> {
         Some(Stop::Refused(f)) => {
             return Some(BlockResult::Interrupted(format!("the coordinator refused this agent: {f}")));
         }
-        None => {}
+        // Asked for by this thread, between runs.
+        Some(Stop::Upgrade(_)) | None => {}
     }
     if s.life_expired {
         return Some(BlockResult::Expired("the life lease ended".to_owned()));

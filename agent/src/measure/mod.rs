@@ -29,6 +29,7 @@ pub mod settle;
 pub mod surroundings;
 pub mod templates;
 pub mod turn;
+mod upgrade;
 mod watch;
 
 #[cfg(test)]

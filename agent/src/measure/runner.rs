@@ -37,12 +37,13 @@ use crate::{
     engine::api::{ArmEngine, AuditReport, Workload},
     net::{FetchError, Link, Stop, View},
     spool::{RunMeta, RunSpool, Spool, SpoolError},
+    succession::Succession,
 };
 
 /// Leases and deadlines end by time, which changes no view: look again this often.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// A failed attempt (a workload that cannot be fetched, a full disk) is tried again after this, or when orders change.
-const TRY_AGAIN_MS: u64 = 2_000;
+pub(super) const TRY_AGAIN_MS: u64 = 2_000;
 /// Where the guest server is in a workload's tree.
 const GUEST: &str = "drums-guest";
 
@@ -73,15 +74,19 @@ pub struct Parts<E> {
     /// A fresh look at the host, asked at each preflight.
     pub facts: ProbeFacts,
     pub workloads: Box<dyn Workloads>,
+    /// Builds that were ordered to take this agent's place.
+    pub succession: Succession,
     pub spool: Arc<Spool>,
     pub link: Link,
     pub clock: Arc<dyn Clock>,
 }
 
 pub struct Runner<E> {
-    parts: Parts<E>,
+    pub(super) parts: Parts<E>,
     watch: Watch,
-    runs: BTreeMap<RunId, Run>,
+    pub(super) runs: BTreeMap<RunId, Run>,
+    /// The view under which an ordered build was last fetched or refused, and when that may be repeated.
+    pub(super) upgrade_tried: Option<(u64, MonoMicros)>,
     held_up: BTreeMap<RunId, Hold>,
     /// What the engine held before any run: its own scratch file system.
     surroundings_held: BTreeSet<String>,
@@ -89,8 +94,8 @@ pub struct Runner<E> {
 }
 
 /// One run as this process knows it.
-struct Run {
-    state: RunState,
+pub(super) struct Run {
+    pub(super) state: RunState,
     registration: Option<Registration>,
     workload: Option<Workload>,
     templates: Templates,
@@ -106,7 +111,7 @@ struct Hold {
     told_at: u64,
 }
 
-enum RunState {
+pub(super) enum RunState {
     Open(Box<Journal>),
     Closed(Progress),
 }
@@ -161,7 +166,7 @@ impl<E: ArmEngine> Runner<E> {
         let available_cpus = surroundings::available_cpus();
         let surroundings_held = held(&parts.engine).collect();
         let (runs, held_up) = (BTreeMap::new(), BTreeMap::new());
-        let mut this = Self { parts, watch, runs, held_up, surroundings_held, available_cpus };
+        let mut this = Self { parts, watch, runs, upgrade_tried: None, held_up, surroundings_held, available_cpus };
         for spool in this.parts.spool.runs() {
             match this.resume(&spool, audit) {
                 Ok(run) => {
@@ -199,6 +204,7 @@ impl<E: ArmEngine> Runner<E> {
                 }
                 Step::Idle(_) => {
                     self.parts.link.set_activity(Activity::Idle);
+                    self.make_room(&view);
                     self.parts.link.wait(view.version, LOOK_AGAIN);
                 }
                 Step::Stop => {

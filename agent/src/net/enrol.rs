@@ -41,8 +41,8 @@ pub enum EnrolError {
     Unreachable { host: String, tried: Vec<String> },
     #[error("the coordinator's answer is not an identity for host {host}: {what}")]
     BadAnswer { host: String, what: String },
-    #[error("cannot make a key")]
-    Key(#[source] rcgen::Error),
+    #[error("cannot make a signing request")]
+    Request(#[source] rcgen::Error),
     #[error("cannot keep the identity")]
     Identity(#[from] IdentityError),
     #[error("cannot dial")]
@@ -77,8 +77,8 @@ pub async fn enrol(state: &Path, token: &Token, build: Sha256) -> Result<Identit
     let installation = identity::installation(state)?;
     let dir = identity::dir(state);
     identity::make_private_dir(&dir)?;
-    let key = pending_key(&dir.join("key.pem"))?;
-    let csr = CertificateParams::default().serialize_request(&key).map_err(EnrolError::Key)?;
+    let key = identity::pending_key(&dir.join("key.pem"))?;
+    let csr = CertificateParams::default().serialize_request(&key).map_err(EnrolError::Request)?;
     let request = EnrolRequest {
         secret: token.secret.bytes().to_vec(),
         host: token.host.clone(),
@@ -104,18 +104,6 @@ pub async fn enrol(state: &Path, token: &Token, build: Sha256) -> Result<Identit
         }
     }
     Err(EnrolError::Unreachable { host, tried })
-}
-
-/// The key of an enrolment that was begun before, or a new one.
-fn pending_key(path: &Path) -> Result<KeyPair, EnrolError> {
-    if let Ok(pem) = std::fs::read_to_string(path)
-        && let Ok(key) = KeyPair::from_pem(&pem)
-    {
-        return Ok(key);
-    }
-    let key = KeyPair::generate().map_err(EnrolError::Key)?;
-    identity::write(path, key.serialize_pem().as_bytes(), 0o600)?;
-    Ok(key)
 }
 
 async fn attempt(
@@ -150,12 +138,7 @@ fn accept(dir: &Path, token: &Token, key: &KeyPair, cert_pem: &str, ca_pem: &str
     if Sha256::of(&ca) != token.ca {
         return Err(bad("its CA is not the token's".to_owned()));
     }
-    let leaf = CertificateDer::from_pem_slice(cert_pem.as_bytes()).map_err(|e| bad(format!("its certificate: {e}")))?;
-    let (_, parsed) = x509_parser::parse_x509_certificate(&leaf).map_err(|e| bad(format!("its certificate: {e}")))?;
-    use rcgen::PublicKeyData as _;
-    if parsed.public_key().subject_public_key.data.as_ref() != key.der_bytes() {
-        return Err(bad("its certificate is for another key".to_owned()));
-    }
+    identity::leaf_for(cert_pem, key).map_err(bad)?;
     let file = CoordinatorFile { host: token.host.clone(), addresses: token.addresses.clone() };
     let json = serde_json::to_vec_pretty(&file).expect("strings and numbers always serialise");
     identity::write(&dir.join("coordinator.json"), &json, 0o644)?;

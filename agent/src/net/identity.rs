@@ -3,8 +3,10 @@
 //! ```text
 //! installation                       8 hexadecimal digits, drawn once
 //! identity/key.pem (600) cert.pem ca.pem coordinator.json
+//!          renewed.pem (600)         key and certificate that took their place; next.key (600) one that is asked for
 //! ```
-//! The key is made here and never leaves. `cert.pem` is written last: with it the identity is complete.
+//! Keys are made here and never leave. `cert.pem` is written last: with it the identity is complete. A renewed key and its
+//! certificate are one file, so that no crash parts them.
 
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -14,10 +16,12 @@ use std::{
 };
 
 use drums_common::{
+    clock::Micros,
     digest::Sha256,
     ids::{HostId, InstallationId},
     token::Address,
 };
+use rcgen::{KeyPair, PublicKeyData as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject as _};
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +33,13 @@ pub enum IdentityError {
     LooseKey { path: PathBuf, mode: u32 },
     #[error("{} is damaged: {what}; remove the identity folder and enrol again with a new token", path.display())]
     Damaged { path: PathBuf, what: String },
+    #[error("cannot make a key")]
+    Key(#[source] rcgen::Error),
 }
+
+/// The key that the next certificate is asked for with.
+pub(super) const NEXT_KEY: &str = "next.key";
+const RENEWED: &str = "renewed.pem";
 
 fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> IdentityError {
     let path = path.to_owned();
@@ -53,6 +63,26 @@ pub struct Identity {
     pub ca: CertificateDer<'static>,
     pub chain: Vec<CertificateDer<'static>>,
     pub key: PrivateKeyDer<'static>,
+    /// When a third of the certificate's time is left.
+    pub renew_at: Micros,
+    /// Where all this is kept.
+    pub folder: PathBuf,
+}
+
+/// An identity that is not on disk yet.
+pub(super) struct Next {
+    pub identity: Identity,
+    pem: String,
+}
+
+impl Next {
+    /// Whole or not at all; from then on it is what `load` finds.
+    pub fn keep(self) -> Result<(), IdentityError> {
+        let folder = &self.identity.folder;
+        write(&folder.join(RENEWED), self.pem.as_bytes(), 0o600)?;
+        let asked = folder.join(NEXT_KEY);
+        fs::remove_file(&asked).map_err(io("remove", &asked))
+    }
 }
 
 impl Identity {
@@ -68,13 +98,16 @@ impl Identity {
             let path = dir.join(name);
             fs::read(&path).map_err(io("read", &path)).map(|bytes| (path, bytes))
         };
-        let (path, pem) = read("cert.pem")?;
+        let renewed = dir.join(RENEWED).exists();
+        let (cert, key) = if renewed { (RENEWED, RENEWED) } else { ("cert.pem", "key.pem") };
+        let (path, pem) = read(cert)?;
         let leaf = CertificateDer::from_pem_slice(&pem).map_err(|e| damaged(&path, e.to_string()))?;
+        let renew_at = renew_at(&leaf).map_err(|e| damaged(&path, e))?;
         let (path, pem) = read("ca.pem")?;
         let ca = CertificateDer::from_pem_slice(&pem).map_err(|e| damaged(&path, e.to_string()))?;
         let (path, json) = read("coordinator.json")?;
         let file: CoordinatorFile = serde_json::from_slice(&json).map_err(|e| damaged(&path, e.to_string()))?;
-        let (path, pem) = read("key.pem")?;
+        let (path, pem) = read(key)?;
         let mode = fs::metadata(&path).map_err(io("look at", &path))?.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {
             return Err(IdentityError::LooseKey { path, mode });
@@ -87,12 +120,73 @@ impl Identity {
             ca,
             chain: vec![leaf],
             key: key.into(),
+            renew_at,
+            folder: dir,
+        }))
+    }
+
+    /// This identity with the certificate that was asked for with the key in `NEXT_KEY`; why not, if it is for another
+    /// key or under another CA.
+    pub(super) fn next(&self, cert_pem: &str, ca_pem: &str) -> Result<Result<Next, String>, IdentityError> {
+        let path = self.folder.join(NEXT_KEY);
+        let key_pem = fs::read_to_string(&path).map_err(io("read", &path))?;
+        let damaged = |what: String| IdentityError::Damaged { path: path.clone(), what };
+        let pair = KeyPair::from_pem(&key_pem).map_err(|e| damaged(e.to_string()))?;
+        let key = PrivatePkcs8KeyDer::from_pem_slice(key_pem.as_bytes()).map_err(|e| damaged(e.to_string()))?;
+        let checked = leaf_for(cert_pem, &pair).and_then(|leaf| {
+            let ca = CertificateDer::from_pem_slice(ca_pem.as_bytes()).map_err(|e| format!("its CA: {e}"))?;
+            if ca != self.ca {
+                return Err("its CA is another one".to_owned());
+            }
+            let renew_at = renew_at(&leaf)?;
+            Ok((leaf, renew_at))
+        });
+        Ok(checked.map(|(leaf, renew_at)| Next {
+            identity: Self {
+                host: self.host.clone(),
+                installation: self.installation,
+                addresses: self.addresses.clone(),
+                ca: self.ca.clone(),
+                chain: vec![leaf],
+                key: key.into(),
+                renew_at,
+                folder: self.folder.clone(),
+            },
+            pem: format!("{key_pem}{cert_pem}"),
         }))
     }
 
     pub fn ca_sha256(&self) -> Sha256 {
         Sha256::of(&self.ca)
     }
+}
+
+/// A certificate in PEM that is for this key.
+pub(super) fn leaf_for(pem: &str, key: &KeyPair) -> Result<CertificateDer<'static>, String> {
+    let leaf = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| format!("its certificate: {e}"))?;
+    let (_, parsed) = x509_parser::parse_x509_certificate(&leaf).map_err(|e| format!("its certificate: {e}"))?;
+    if parsed.public_key().subject_public_key.data.as_ref() != key.der_bytes() {
+        return Err("its certificate is for another key".to_owned());
+    }
+    Ok(leaf)
+}
+
+fn renew_at(leaf: &CertificateDer<'_>) -> Result<Micros, String> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(leaf).map_err(|e| e.to_string())?;
+    let (from, to) = (parsed.validity().not_before.timestamp(), parsed.validity().not_after.timestamp());
+    Ok(Micros(to.saturating_sub(to.saturating_sub(from) / 3).saturating_mul(1_000_000)))
+}
+
+/// The key of a request that was begun before, or a new one: the answer to an earlier request is for the same key.
+pub(super) fn pending_key(path: &Path) -> Result<KeyPair, IdentityError> {
+    if let Ok(pem) = fs::read_to_string(path)
+        && let Ok(key) = KeyPair::from_pem(&pem)
+    {
+        return Ok(key);
+    }
+    let key = KeyPair::generate().map_err(IdentityError::Key)?;
+    write(path, key.serialize_pem().as_bytes(), 0o600)?;
+    Ok(key)
 }
 
 pub(super) fn dir(state: &Path) -> PathBuf {

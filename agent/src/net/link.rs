@@ -17,7 +17,7 @@ use drums_common::{
     ids::{Generation, RunId},
     lease::AgentLease,
     machine::HostFacts,
-    wire::latest::{Activity, Beat, BeatAck, Desired, ToCoordinator, Welcome},
+    wire::latest::{Activity, Beat, BeatAck, Desired, ToCoordinator, Upgrade, Welcome},
 };
 use tokio::sync::{Notify, mpsc, oneshot};
 
@@ -45,6 +45,8 @@ pub enum Stop {
     Retired { reason: String },
     /// The coordinator will not have this agent.
     Refused(Failure),
+    /// Another build, which was fetched, is to take this agent's place.
+    Upgrade(Upgrade),
 }
 
 /// The whole truth at an instant.
@@ -58,19 +60,38 @@ pub struct View {
     pub desired: Option<Arc<Desired>>,
     /// CLOCK_BOOTTIME when it arrived: what is left of a deadline counts from here.
     pub desired_at: MonoMicros,
+    /// The last order was for another build of this agent.
+    pub upgrade: Option<Upgrade>,
     pub stop: Option<Stop>,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    #[error("cannot fetch workload {}: {failure}", workload.short())]
-    Failed { workload: Sha256, failure: Failure },
-    #[error("cannot fetch workload {}: the network side has ended", workload.short())]
-    Ended { workload: Sha256 },
+    #[error("cannot fetch {what}: {failure}")]
+    Failed { what: Fetch, failure: Box<Failure> },
+    #[error("cannot fetch {what}: the network side has ended")]
+    Ended { what: Fetch },
+}
+
+/// What the coordinator keeps for agents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fetch {
+    Workload(Sha256),
+    /// One artifact of this many bytes.
+    File(Sha256, u64),
+}
+
+impl std::fmt::Display for Fetch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Workload(sha256) => write!(f, "workload {}", sha256.short()),
+            Self::File(sha256, _) => write!(f, "artifact {}", sha256.short()),
+        }
+    }
 }
 
 pub(super) struct FetchRequest {
-    pub workload: Sha256,
+    pub what: Fetch,
     pub answer: oneshot::Sender<Result<PathBuf, Failure>>,
 }
 
@@ -90,6 +111,7 @@ struct State {
     connected: bool,
     desired: Option<Arc<Desired>>,
     desired_at: MonoMicros,
+    upgrade: Option<Upgrade>,
     stop: Option<Stop>,
     quiet: Option<Quiet>,
     activity: Activity,
@@ -132,6 +154,7 @@ impl Link {
             connected: false,
             desired: None,
             desired_at: MonoMicros(0),
+            upgrade: None,
             stop: None,
             quiet: None,
             activity: Activity::Idle,
@@ -275,11 +298,25 @@ impl Link {
     /// Fetches a workload by digest, verifies it, and returns its folder (with `manifest.json` and `tree`). Blocks; a
     /// workload that is there already is only verified. Not to be called from an async task.
     pub fn fetch_workload(&self, workload: Sha256) -> Result<PathBuf, FetchError> {
+        self.fetch(Fetch::Workload(workload))
+    }
+
+    /// As `fetch_workload`, for one artifact: a verified file, which is the caller's to move away.
+    pub fn fetch_file(&self, sha256: Sha256, bytes: u64) -> Result<PathBuf, FetchError> {
+        self.fetch(Fetch::File(sha256, bytes))
+    }
+
+    fn fetch(&self, what: Fetch) -> Result<PathBuf, FetchError> {
         let (answer, answered) = oneshot::channel();
-        let ended = || FetchError::Ended { workload };
-        self.fetch.blocking_send(FetchRequest { workload, answer }).map_err(|_| ended())?;
+        let ended = || FetchError::Ended { what };
+        self.fetch.blocking_send(FetchRequest { what, answer }).map_err(|_| ended())?;
         let answer = answered.blocking_recv().map_err(|_| ended())?;
-        answer.map_err(|failure| FetchError::Failed { workload, failure })
+        answer.map_err(|failure| FetchError::Failed { what, failure: Box::new(failure) })
+    }
+
+    /// Tells the coordinator that what it ordered did not take over.
+    pub fn upgrade_failed(&self, upgrade: Upgrade, failure: Failure) {
+        self.shared.say(ToCoordinator::UpgradeFailed { upgrade, failure });
     }
 
     /// Tells the coordinator at once why a run's demand cannot be met. For people; the run ends by evidence.
@@ -334,6 +371,7 @@ impl State {
             generation: self.lease.generation(),
             desired: self.desired.clone(),
             desired_at: self.desired_at,
+            upgrade: self.upgrade.clone(),
             stop: self.stop.clone(),
         }
     }
@@ -376,7 +414,7 @@ impl Shared {
         self.lock().facts.clone()
     }
 
-    fn say(&self, message: ToCoordinator) {
+    pub fn say(&self, message: ToCoordinator) {
         {
             let mut state = self.lock();
             if state.outbox.len() == OUTBOX {
@@ -420,7 +458,18 @@ impl Shared {
             if desired.generation >= s.lease.generation() {
                 s.desired = Some(Arc::new(desired));
                 s.desired_at = now;
+                s.upgrade = None;
             }
+        });
+    }
+
+    /// No run is desired, and another build of this agent is.
+    pub fn upgrade(&self, upgrade: Upgrade) {
+        let now = self.clock.boottime();
+        self.change(|s| {
+            s.desired = Some(Arc::new(Desired { generation: s.lease.generation(), runs: Vec::new() }));
+            s.desired_at = now;
+            s.upgrade = Some(upgrade);
         });
     }
 

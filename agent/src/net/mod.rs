@@ -20,6 +20,7 @@ mod io;
 mod life;
 mod link;
 mod put;
+mod renew;
 mod session;
 mod tls;
 mod upload;
@@ -44,12 +45,13 @@ use tokio::{
 pub use self::{
     enrol::{EnrolError, enrol},
     identity::{Identity, IdentityError, installation},
-    link::{FetchError, Link, QuietGuard, Stop, View},
+    link::{Fetch, FetchError, Link, QuietGuard, Stop, View},
     tls::DialError,
     workload::WorkloadError,
 };
 use self::{
     link::{FetchRequest, Shared},
+    renew::Credentials,
     session::{Context, End},
     upload::{Offers, Uploader},
 };
@@ -86,6 +88,7 @@ pub struct Net {
     sessions: JoinHandle<()>,
     fetches: JoinHandle<()>,
     uploads: JoinHandle<()>,
+    current: watch::Receiver<Option<Connection>>,
     spool: Arc<Spool>,
     offers: Arc<Offers>,
     shared: Arc<Shared>,
@@ -94,12 +97,12 @@ pub struct Net {
 impl Net {
     /// Starts the tasks on the current runtime.
     pub fn start(config: NetConfig) -> Result<(Self, Link), DialError> {
-        let client = tls::enrolled(&config.identity)?;
+        let (addresses, installation) = session::describe(&config.identity);
+        tracing::info!(host = %config.identity.host, %installation, coordinator = %addresses, "link starts");
+        let credentials = Arc::new(Credentials::new(config.identity)?);
         let (link, requests) = Link::new(config.clock, config.facts);
         let (leave, left) = watch::channel(false);
         let (current, connection) = watch::channel(None);
-        let (addresses, installation) = session::describe(&config.identity);
-        tracing::info!(host = %config.identity.host, %installation, coordinator = %addresses, "link starts");
         if let Some(life_ms) = life::noted(config.spool.dir()) {
             link.shared.resumed(life_ms);
         }
@@ -112,8 +115,7 @@ impl Net {
             ca_file: config.ca_file,
         };
         let context = Arc::new(Context {
-            identity: config.identity,
-            config: client,
+            credentials,
             shared: link.shared.clone(),
             spool: config.spool.clone(),
             offers: offers.clone(),
@@ -124,10 +126,17 @@ impl Net {
             preferred: Default::default(),
         });
         let sessions = tokio::spawn(keep_connected(context));
-        let fetches = tokio::spawn(serve_fetches(requests, config.workloads, connection, link.clone()));
+        let fetches = tokio::spawn(serve_fetches(requests, config.workloads, connection.clone(), link.clone()));
         let uploads = tokio::spawn(uploader.run());
         let shared = link.shared.clone();
-        Ok((Self { leave, sessions, fetches, uploads, spool: config.spool, offers, shared }, link))
+        let net = Self { leave, sessions, fetches, uploads, current: connection, spool: config.spool, offers, shared };
+        Ok((net, link))
+    }
+
+    /// Ends when a coordinator has welcomed this agent; false if none ever will.
+    pub fn welcomed(&self) -> impl Future<Output = bool> + Send + use<> {
+        let mut current = self.current.clone();
+        async move { current.wait_for(Option::is_some).await.is_ok() }
     }
 
     /// Waits, at most `patience`, until everything in the spool is acknowledged or in its bucket; says goodbye; ends the
@@ -208,7 +217,7 @@ async fn serve_fetches(
     link: Link,
 ) {
     while let Some(request) = requests.recv().await {
-        let result = fetch(&workloads, request.workload, &mut current, &link).await;
+        let result = fetch(&workloads, request.what, &mut current, &link).await;
         // The measuring side may have ended meanwhile.
         let _ = request.answer.send(result);
     }
@@ -216,20 +225,22 @@ async fn serve_fetches(
 
 async fn fetch(
     workloads: &std::path::Path,
-    workload: Sha256,
+    what: Fetch,
     current: &mut watch::Receiver<Option<Connection>>,
     link: &Link,
 ) -> Result<PathBuf, Failure> {
-    let folder = workloads.to_owned();
-    let present = tokio::task::spawn_blocking(move || workload::present(&folder, workload)).await;
-    match present {
-        Ok(Ok(Some(dir))) => return Ok(dir),
-        Ok(Ok(None)) => {}
-        Ok(Err(e)) => {
-            tracing::warn!(%workload, error = %chain(&e), "a workload on disk is damaged; fetching it again");
-        }
-        Err(e) => {
-            return Err(Failure::new(FailureClass::Bug, "fetch", e.to_string(), "report it"));
+    if let Fetch::Workload(workload) = what {
+        let folder = workloads.to_owned();
+        let present = tokio::task::spawn_blocking(move || workload::present(&folder, workload)).await;
+        match present {
+            Ok(Ok(Some(dir))) => return Ok(dir),
+            Ok(Ok(None)) => {}
+            Ok(Err(e)) => {
+                tracing::warn!(%workload, error = %chain(&e), "a workload on disk is damaged; fetching it again");
+            }
+            Err(e) => {
+                return Err(Failure::new(FailureClass::Bug, "fetch", e.to_string(), "report it"));
+            }
         }
     }
     loop {
@@ -241,17 +252,20 @@ async fn fetch(
             Ok(Err(_)) | Err(_) => None,
         };
         let Some(connection) = connection else {
-            let message =
-                format!("workload {} is not here and there is no connection to fetch it over", workload.short());
+            let message = format!("{what} is not here and there is no connection to fetch it over");
             return Err(Failure::new(FailureClass::Transient, "not-connected", message, "it will be tried again"));
         };
-        match workload::fetch(&connection, workloads, workload).await {
-            Ok(dir) => {
-                tracing::info!(%workload, "workload fetched");
-                return Ok(dir);
+        let fetched = match what {
+            Fetch::Workload(workload) => workload::fetch(&connection, workloads, workload).await,
+            Fetch::File(sha256, bytes) => workload::fetch_file(&connection, workloads, sha256, bytes).await,
+        };
+        match fetched {
+            Ok(path) => {
+                tracing::info!(%what, "fetched");
+                return Ok(path);
             }
             Err(e) if e.broken_transfer() => {
-                tracing::warn!(%workload, error = %chain(&e), "fetching a workload was interrupted; it will go on");
+                tracing::warn!(%what, error = %chain(&e), "fetching was interrupted; it will go on");
                 // The transfer may have broken without its connection; do not spin.
                 sleep(BACKOFF_FIRST).await;
             }

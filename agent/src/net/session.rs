@@ -34,6 +34,7 @@ use super::{
     io::{self, StreamError},
     life,
     link::{NextBeat, Shared, Stop},
+    renew::{self, Credentials},
     tls::{self, DialError},
     upload::Offers,
 };
@@ -45,8 +46,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What every connection needs.
 pub(super) struct Context {
-    pub identity: Identity,
-    pub config: quinn::ClientConfig,
+    pub credentials: Arc<Credentials>,
     pub shared: Arc<Shared>,
     pub spool: Arc<Spool>,
     pub offers: Arc<Offers>,
@@ -116,12 +116,13 @@ struct Connected {
 /// The first coordinator that welcomes this agent, beginning with the one that did so last: of several, one is active,
 /// and the others say so.
 async fn connect(context: &Context) -> Result<Connected, End> {
-    let addresses = &context.identity.addresses;
+    let addresses = &context.credentials.identity().addresses;
     let first = context.preferred.load(Ordering::Relaxed);
+    let config = context.credentials.config();
     let mut tried = Vec::new();
     for i in (0..addresses.len()).map(|n| (first + n) % addresses.len()) {
         let address = &addresses[i];
-        let (endpoint, connection) = match tls::dial(&address.host, address.agents, &context.config).await {
+        let (endpoint, connection) = match tls::dial(&address.host, address.agents, &config).await {
             Ok(connected) => connected,
             Err(e @ DialError::NoAnswer { .. }) => {
                 tried.push(e.to_string());
@@ -171,14 +172,14 @@ async fn greet(connection: &Connection, context: &Context) -> Result<(SendStream
     let message = ToCoordinator::Hello(Box::new(AgentHello {
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         agent_sha256: context.build,
-        installation: context.identity.installation,
+        installation: context.credentials.identity().installation,
         instance: context.instance,
         facts: context.shared.facts(),
         spools: context.spool.states(),
     }));
     io::write(&mut send, Lane::Control, &message).await.map_err(hello)?;
     match io::read::<ToAgent>(&mut recv, Lane::Control).await.map_err(hello)? {
-        Some(ToAgent::Welcome(welcome)) if welcome.host != context.identity.host => {
+        Some(ToAgent::Welcome(welcome)) if welcome.host != context.credentials.identity().host => {
             Err(End::Nonsense("a welcome for another host"))
         }
         Some(ToAgent::Welcome(welcome)) => {
@@ -220,6 +221,8 @@ async fn stay(
     tasks.spawn(read_acks(connection.clone(), context.shared.clone()));
     let (connected, spool, shared) = (connection.clone(), context.spool.clone(), context.shared.clone());
     tasks.spawn(async move { evidence::run(&connected, &spool, &shared).await.into() });
+    let asking = renew::ask_in_time(context.credentials.clone(), context.shared.clone());
+    tasks.spawn(async move { match asking.await {} });
     let end = match tasks.join_next().await {
         Some(Ok(end)) => end,
         Some(Err(e)) => {
@@ -256,6 +259,7 @@ async fn say(mut send: SendStream, connection: Connection, context: Arc<Context>
                 Some(Stop::Signal(name)) => format!("stopped by {name}"),
                 Some(Stop::Broken(why)) => format!("broken: {why}"),
                 Some(Stop::Retired { reason }) => format!("retired: {reason}"),
+                Some(Stop::Upgrade(upgrade)) => format!("makes room for build {}", upgrade.sha256.short()),
                 Some(Stop::Refused(_)) | None => "ended".to_owned(),
             };
             if let Err(e) = io::write(&mut send, Lane::Control, &ToCoordinator::Goodbye { reason }).await {
@@ -293,6 +297,13 @@ async fn listen(mut recv: RecvStream, context: Arc<Context>) -> End {
                 return End::Final;
             }
             ToAgent::Goodbye => return End::Goodbye,
+            ToAgent::Upgrade(upgrade) => context.shared.upgrade(upgrade),
+            ToAgent::Renewal(reply) => match context.credentials.take(reply) {
+                Ok(()) => {
+                    tracing::info!("this agent has its next certificate, and shows it from the next connection on")
+                }
+                Err(e) => tracing::error!(error = chain(&e), "this agent's certificate was not renewed"),
+            },
             ToAgent::Uploads(uploads) => context.offers.take(uploads, context.shared.clock.now()),
             ToAgent::Welcome(_) | ToAgent::Refused(_) => return End::Nonsense("a second answer to the hello"),
         }

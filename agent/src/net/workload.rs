@@ -28,6 +28,8 @@ use tokio::io::AsyncWriteExt as _;
 use super::io::{self, StreamError};
 
 const CHUNK: usize = 64 << 10;
+/// Single artifacts on their way, beside the workloads.
+const FILES: &str = ".part-files";
 
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadError {
@@ -118,6 +120,19 @@ pub(super) async fn fetch(
         Ok(result) => result,
         Err(panicked) => Err(io_error("unpack", &blobs)(stdio::Error::other(panicked))),
     }
+}
+
+/// One artifact as a file, by itself.
+pub(super) async fn fetch_file(
+    connection: &Connection,
+    workloads: &Path,
+    sha256: Sha256,
+    bytes: u64,
+) -> Result<PathBuf, WorkloadError> {
+    let folder = workloads.join(FILES);
+    fs::create_dir_all(&folder).map_err(io_error("make the folder", &folder))?;
+    check_space(workloads, bytes)?;
+    download(connection, &folder, sha256, Some(bytes)).await
 }
 
 /// One artifact into `blobs/<digest>`; what is there already is kept, what is there in part is resumed.

@@ -183,6 +183,7 @@ mod tests {
             (Method::POST, "/api/v1/plan/", Role::Operator),
             (Method::POST, "/api/v1/runs", Role::Operator),
             (Method::POST, "/api/v1/hosts", Role::Operator),
+            (Method::POST, "/api/v1/hosts/h1/upgrade", Role::Operator),
             (Method::PUT, "/api/v1/artifacts/x", Role::Operator),
             (Method::POST, "/api/v1/access/revoke", Role::Operator),
             (Method::DELETE, "/api/v1/runs", Role::Operator),

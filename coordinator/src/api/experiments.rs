@@ -90,7 +90,7 @@ async fn store_artifact(c: &Context, sha256: Sha256, bytes: &[u8]) -> Result<(),
     upload.finish().await.map_err(artifact_error)
 }
 
-fn artifact_error(e: ArtifactError) -> ApiError {
+pub(super) fn artifact_error(e: ArtifactError) -> ApiError {
     let text = drums_common::telemetry::chain(&e);
     match e {
         ArtifactError::Digest { .. } => {

@@ -10,12 +10,13 @@ use drums_common::{
     ids::HostId,
     lease::Health,
     token::{Address, Secret, Token, is_host},
-    wire::latest::Activity,
+    wire::latest::{Activity, Upgrade},
 };
 
 use super::{
     ApiError, Body, Operator, Shared,
-    views::{AddHost, FleetView, HostView, StatusView, TokenView, utc},
+    experiments::artifact_error,
+    views::{AddHost, FleetView, HostView, StatusView, TokenView, UpgradeHost, utc},
 };
 use crate::{
     store::{Ownership, StoreError},
@@ -83,6 +84,7 @@ fn view(h: tasks::HostView) -> HostView {
         cost: None,
         version: h.row.agent_version,
         agent_sha256: h.row.agent_sha256,
+        upgrade: h.row.upgrade.map(|u| u.sha256),
         machine: h.row.facts.as_ref().map(|f| f.identity.key()),
         added: utc(h.row.added),
         released: h.row.released.map(utc),
@@ -143,13 +145,38 @@ pub(super) async fn add(
     Ok((StatusCode::CREATED, Json(view)))
 }
 
+pub(super) async fn upgrade(
+    State(c): Shared,
+    Extension(Operator(by)): Extension<Operator>,
+    Path(host): Path<String>,
+    Body(body): Body<UpgradeHost>,
+) -> Result<Json<FleetView>, ApiError> {
+    let host = name(&host)?;
+    let upgrade = match body.sha256 {
+        None => None,
+        Some(sha256) => {
+            let content = c.control.artifacts.read(sha256, 0).await.map_err(artifact_error)?;
+            let missing = || {
+                let message = format!("artifact {} is not in this home", sha256.short());
+                ApiError::bad("missing-artifact", message, "drumsctl host upgrade uploads the build first")
+            };
+            let bytes = content.ok_or_else(missing)?.total_bytes;
+            Some(Upgrade { sha256, bytes, ordered: c.control.now() })
+        }
+    };
+    c.control.order_upgrade(&host, upgrade, &by).await?;
+    list(State(c)).await
+}
+
+fn name(host: &str) -> Result<HostId, Failure> {
+    host.parse().map_err(|e| Failure::refused("bad-host", format!("{e}"), "drumsctl fleet lists them"))
+}
+
 pub(super) async fn release(
     State(c): Shared,
     Extension(Operator(by)): Extension<Operator>,
     Path(host): Path<String>,
 ) -> Result<Json<FleetView>, ApiError> {
-    let host: HostId =
-        host.parse().map_err(|e| Failure::refused("bad-host", format!("{e}"), "drumsctl fleet lists them"))?;
-    c.control.release(host, by).await?;
+    c.control.release(name(&host)?, by).await?;
     list(State(c)).await
 }

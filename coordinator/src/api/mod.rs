@@ -187,6 +187,7 @@ pub fn router(context: Arc<Context>) -> Router {
         .route("/status", get(hosts::status))
         .route("/hosts", get(hosts::list).post(hosts::add))
         .route("/hosts/{host}/release", post(hosts::release))
+        .route("/hosts/{host}/upgrade", post(hosts::upgrade))
         .route("/events", get(events::list))
         .route(
             "/workloads",

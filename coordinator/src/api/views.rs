@@ -55,11 +55,20 @@ pub struct HostView {
     pub cost: Option<f64>,
     pub version: Option<String>,
     pub agent_sha256: Option<Sha256>,
+    /// The build that was ordered and does not run yet.
+    pub upgrade: Option<Sha256>,
     pub machine: Option<String>,
     pub added: String,
     pub released: Option<String>,
     pub welcomed: Option<String>,
     pub facts: Option<HostFacts>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UpgradeHost {
+    /// An artifact; none takes an order back.
+    pub sha256: Option<Sha256>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -1,13 +1,13 @@
 //! Hosts and the fleet.
 
-use std::{process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand};
-use drums_common::ids::HostId;
+use drums_common::{digest::Sha256, ids::HostId};
 use drums_common::{note, say};
 
 use super::{Client, CtlError, Global, client::segment, output};
-use crate::api::views::{AddHost, FleetView, HostView, TokenView};
+use crate::api::views::{AddHost, FleetView, HostView, TokenView, UpgradeHost};
 
 #[derive(Debug, Subcommand)]
 pub enum HostCommand {
@@ -19,6 +19,11 @@ pub enum HostCommand {
     /// List hosts.
     #[command(after_help = "Example: drumsctl host list --json")]
     List,
+    /// Have hosts run another build of the agent, from their next idle moment on; a build that does not work is rolled back.
+    #[command(
+        after_help = "Example: drumsctl host upgrade --all --agent target/release/drums-agent --wait\n         drumsctl host upgrade h1 --cancel"
+    )]
+    Upgrade(Upgrade),
     /// Revoke a host's certificates; its agent retires. The machine itself stays as it is.
     #[command(after_help = "Example: drumsctl host release h1")]
     Release {
@@ -40,6 +45,25 @@ pub struct Add {
     /// How long the token is good for.
     #[arg(long, default_value_t = 60, value_name = "MINUTES")]
     pub valid_minutes: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct Upgrade {
+    /// The hosts.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub names: Vec<HostId>,
+    /// Every host that is not released.
+    #[arg(long)]
+    pub all: bool,
+    /// The program drums-agent, for the hosts' architecture.
+    #[arg(long, value_name = "FILE", required_unless_present = "cancel", conflicts_with = "cancel")]
+    pub agent: Option<PathBuf>,
+    /// Take back what was ordered and has not happened.
+    #[arg(long)]
+    pub cancel: bool,
+    /// Return when every host runs the build, or one could not; exit code 1 then.
+    #[arg(long, conflicts_with = "cancel")]
+    pub wait: bool,
 }
 
 #[derive(Debug, Args)]
@@ -65,6 +89,7 @@ pub(super) async fn host(global: &Global, c: HostCommand) -> Result<ExitCode, Ct
                 note!("it will dial {}", addresses.join(", "));
             }
         }
+        HostCommand::Upgrade(c) => return upgrade(global, &client, c).await,
         HostCommand::List => show(global, &client.get("/hosts").await?)?,
         HostCommand::Release { name } => {
             let path = format!("/hosts/{}/release", segment(&name));
@@ -101,6 +126,74 @@ pub(super) async fn fleet(global: &Global, c: Fleet) -> Result<ExitCode, CtlErro
     }
 }
 
+async fn upgrade(global: &Global, client: &Client, c: Upgrade) -> Result<ExitCode, CtlError> {
+    let fleet: FleetView = client.get("/hosts").await?;
+    let names: Vec<HostId> = if c.all {
+        fleet.hosts.iter().filter(|h| h.state != "released").map(|h| h.name.clone()).collect()
+    } else {
+        c.names
+    };
+    let sha256 = match &c.agent {
+        None => None,
+        Some(path) => {
+            let bytes = tokio::fs::read(path).await.map_err(CtlError::file("read", path))?;
+            if !bytes.starts_with(b"\x7fELF") {
+                let message = format!("{} is no program of Linux", path.display());
+                return Err(CtlError::bad(message, "give the drums-agent that was built for the hosts"));
+            }
+            let sha256 = Sha256::of(&bytes);
+            client.put(&format!("/artifacts/{sha256}"), bytes).await?;
+            Some(sha256)
+        }
+    };
+    let mut fleet = fleet;
+    for name in &names {
+        fleet = client.post(&format!("/hosts/{}/upgrade", segment(name)), &UpgradeHost { sha256 }).await?;
+    }
+    let mut failed = 0;
+    if let (Some(build), true) = (sha256, c.wait) {
+        (fleet, failed) = settled(client, &names, build).await?;
+    }
+    if global.json {
+        output::json(&fleet)?;
+    } else {
+        for h in fleet.hosts.iter().filter(|h| names.contains(&h.name)) {
+            let runs = h.agent_sha256.map_or_else(|| "nothing yet".to_owned(), |b| format!("build {}", b.short()));
+            match (h.upgrade, sha256) {
+                (Some(build), _) => say!("host {} runs {runs}, and build {} when it is idle", h.name, build.short())?,
+                (None, Some(build)) if h.agent_sha256 != Some(build) => {
+                    say!("host {} runs {runs}: build {} did not work there", h.name, build.short())?;
+                }
+                (None, _) => say!("host {} runs {runs}", h.name)?,
+            }
+        }
+        if failed > 0 {
+            note!("drumsctl events says why");
+        }
+    }
+    Ok(if failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The fleet once none of these hosts is to be upgraded any more, and how many do not run the build.
+async fn settled(client: &Client, names: &[HostId], build: Sha256) -> Result<(FleetView, usize), CtlError> {
+    let mut timer = tokio::time::interval(Duration::from_millis(500));
+    let mut told = usize::MAX;
+    loop {
+        timer.tick().await;
+        let fleet: FleetView = client.get("/hosts").await?;
+        let of = || fleet.hosts.iter().filter(|h| names.contains(&h.name));
+        let left = of().filter(|h| h.upgrade.is_some()).count();
+        if left == 0 {
+            let failed = of().filter(|h| h.agent_sha256 != Some(build)).count();
+            return Ok((fleet, failed));
+        }
+        if left != told {
+            note!("{left} of {} hosts still to be upgraded", names.len());
+            told = left;
+        }
+    }
+}
+
 fn show(global: &Global, fleet: &FleetView) -> Result<(), CtlError> {
     if global.json {
         return output::json(fleet);
@@ -131,6 +224,11 @@ fn row(h: &HostView) -> Vec<String> {
         h.generation.to_string(),
         h.cost.map_or_else(|| "none".to_owned(), |c| format!("{c:.2}")),
         h.machine.clone().unwrap_or_else(dash),
-        h.version.clone().unwrap_or_else(dash),
+        match (&h.version, h.upgrade) {
+            (version, Some(build)) => {
+                format!("{} (to be {})", version.as_deref().unwrap_or("-"), build.short())
+            }
+            (version, None) => version.clone().unwrap_or_else(dash),
+        },
     ]
 }

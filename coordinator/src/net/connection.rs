@@ -17,7 +17,7 @@ use drums_common::{
         close::Close,
         codec,
         frame::Lane,
-        latest::{AgentHello, Beat, EvidenceBatch, ToAgent, ToCoordinator, Uploads},
+        latest::{AgentHello, Beat, EnrolReply, EvidenceBatch, ToAgent, ToCoordinator, Uploads},
     },
 };
 use quinn::{Connection, Incoming, RecvStream, SendStream};
@@ -33,8 +33,9 @@ use super::{
     places,
     ports::{Accepted, Order, Peer, Ports},
     registry::{Claim, Registry, may_be_rebooted},
+    renew,
 };
-use crate::pki::{Subject, subject_of};
+use crate::pki::{Pki, Subject, subject_of};
 
 /// From the first packet to the hello. Generous on a slow path, short enough that half-made connections do not gather.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -44,6 +45,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// What all connections share.
 pub(super) struct Context<P> {
     pub ports: Arc<P>,
+    pub pki: Arc<Pki>,
     pub registry: Registry,
     pub leases: LeaseTimes,
     pub clock: Arc<dyn Clock>,
@@ -234,8 +236,9 @@ async fn attend<P: Ports>(
     // What seldom happens shares one task, and beats have this one: a thousand idle agents are two thousand tasks, and a
     // beat looks at nothing else.
     let seldom = {
-        let orders = push_orders(send, accepted.orders, offered, context.shutdown.clone());
-        let control = read_control(recv, peer.clone(), context.clone(), heard.clone());
+        let (renewal, renewed) = mpsc::channel(1);
+        let orders = push_orders(send, accepted.orders, offered, renewed, context.shutdown.clone());
+        let control = read_control(recv, peer.clone(), context.clone(), heard.clone(), renewal);
         let streams = accept_streams(connection.clone(), peer.clone(), context.clone(), heard.clone());
         let silence = watch_silence(heard_at, context.clone());
         async move {
@@ -273,17 +276,19 @@ async fn attend<P: Ports>(
     }
 }
 
-/// Sends the present order, then every change of it; and places for evidence as they are made.
+/// Sends the present order, then every change of it; and places for evidence and certificates as they are made.
 async fn push_orders(
     mut send: SendStream,
     mut orders: watch::Receiver<Order>,
     mut offered: watch::Receiver<Uploads>,
+    mut renewed: mpsc::Receiver<EnrolReply>,
     mut shutdown: watch::Receiver<bool>,
 ) -> End {
     let failed = |source| End::Stream { what: "sending an order", source };
     enum Next {
         Order,
         Places,
+        Renewal(EnrolReply),
         Goodbye,
     }
     let mut next = Next::Order;
@@ -291,9 +296,11 @@ async fn push_orders(
         let (message, end) = match next {
             Next::Order => match orders.borrow_and_update().clone() {
                 Order::Desired(desired) => (ToAgent::Desired(desired), None),
+                Order::Upgrade(upgrade) => (ToAgent::Upgrade(upgrade), None),
                 Order::Retire { reason } => (ToAgent::Retire { reason: reason.clone() }, Some(End::Retired(reason))),
             },
             Next::Places => (ToAgent::Uploads(offered.borrow_and_update().clone()), None),
+            Next::Renewal(reply) => (ToAgent::Renewal(reply), None),
             Next::Goodbye => (ToAgent::Goodbye, Some(End::Shutdown)),
         };
         if let Err(e) = io::write(&mut send, Lane::Control, &message).await {
@@ -306,6 +313,7 @@ async fn push_orders(
         next = tokio::select! {
             changed = orders.changed() => if changed.is_ok() { Next::Order } else { Next::Goodbye },
             Ok(()) = offered.changed() => Next::Places,
+            Some(reply) = renewed.recv() => Next::Renewal(reply),
             _ = shutdown.wait_for(|down| *down) => Next::Goodbye,
         };
     }
@@ -313,7 +321,14 @@ async fn push_orders(
 
 type Heard = Arc<watch::Sender<MonoMicros>>;
 
-async fn read_control<P: Ports>(mut recv: RecvStream, peer: Arc<Peer>, context: Arc<Context<P>>, heard: Heard) -> End {
+async fn read_control<P: Ports>(
+    mut recv: RecvStream,
+    peer: Arc<Peer>,
+    context: Arc<Context<P>>,
+    heard: Heard,
+    renewal: mpsc::Sender<EnrolReply>,
+) -> End {
+    let mut last_renewal: Option<MonoMicros> = None;
     loop {
         let message = match io::read(&mut recv, Lane::Control).await {
             Ok(Some(message)) => message,
@@ -324,7 +339,18 @@ async fn read_control<P: Ports>(mut recv: RecvStream, peer: Arc<Peer>, context: 
         match message {
             ToCoordinator::Facts(facts) => context.ports.facts(&peer, *facts).await,
             ToCoordinator::Refused { run, failure } => context.ports.demand_refused(&peer, run, failure).await,
+            ToCoordinator::UpgradeFailed { upgrade, failure } => {
+                context.ports.upgrade_failed(&peer, upgrade, failure).await;
+            }
             ToCoordinator::Goodbye { reason } => return End::Goodbye(reason),
+            ToCoordinator::Renew { csr_der } => {
+                let now = context.clock.boottime();
+                if last_renewal.replace(now).is_some_and(|last| now.ms_since(last) < renew::APART_MS) {
+                    return End::Nonsense("requests for certificates one after the other");
+                }
+                // Of two that wait to be sent, one is enough.
+                let _ = renewal.try_send(renew::answer(&peer, &csr_der, &context).await);
+            }
             ToCoordinator::Hello(_) => return End::Nonsense("a second hello"),
         }
     }

@@ -13,6 +13,7 @@ mod io;
 mod places;
 pub mod ports;
 mod registry;
+mod renew;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -38,13 +39,15 @@ const DRAIN: Duration = Duration::from_secs(3);
 pub async fn serve_agents<P: Ports>(
     endpoint: Endpoint,
     ports: Arc<P>,
+    pki: Arc<Pki>,
     leases: LeaseTimes,
     clock: Arc<dyn Clock>,
     build: Sha256,
     shutdown: watch::Receiver<bool>,
 ) {
     let registry = registry::Registry::default();
-    let context = Arc::new(connection::Context { ports, registry, leases, clock, build, shutdown: shutdown.clone() });
+    let down = shutdown.clone();
+    let context = Arc::new(connection::Context { ports, pki, registry, leases, clock, build, shutdown: down });
     let serve = |incoming, unfinished| connection::serve(incoming, context.clone(), unfinished);
     accept(&endpoint, MAX_AGENTS, shutdown, serve).await;
 }

@@ -69,6 +69,6 @@ pub(super) async fn offer<P: Ports>(
 fn runs_of(order: &Order) -> Vec<RunId> {
     match order {
         Order::Desired(desired) => desired.runs.iter().map(|r| r.run).collect(),
-        Order::Retire { .. } => Vec::new(),
+        Order::Upgrade(_) | Order::Retire { .. } => Vec::new(),
     }
 }

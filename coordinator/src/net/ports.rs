@@ -15,7 +15,7 @@ use drums_common::{
     failure::Failure,
     ids::{HostId, InstallationId, RunId},
     machine::{HostFacts, MachineIdentity},
-    wire::latest::{AgentHello, Beat, BeatAck, Desired, EvidenceAck, EvidenceBatch, Uploads, Welcome},
+    wire::latest::{AgentHello, Beat, BeatAck, Desired, EvidenceAck, EvidenceBatch, Upgrade, Uploads, Welcome},
 };
 use tokio::sync::watch;
 
@@ -36,6 +36,8 @@ pub struct Peer {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Order {
     Desired(Desired),
+    /// No run, and another build of the agent in the place of the one that runs.
+    Upgrade(Upgrade),
     /// The host was released or its certificate revoked: it exits and does not come back.
     Retire {
         reason: String,
@@ -63,6 +65,17 @@ pub trait Ports: Send + Sync + 'static {
 
     /// Fresh facts after a preflight.
     fn facts(&self, peer: &Peer, facts: HostFacts) -> impl Future<Output = ()> + Send;
+
+    /// The host's next certificate was issued. Recorded before the agent gets it.
+    fn renewed(
+        &self,
+        peer: &Peer,
+        certificate: Sha256,
+        expires: Micros,
+    ) -> impl Future<Output = Result<(), Failure>> + Send;
+
+    /// The build that was ordered did not take over.
+    fn upgrade_failed(&self, peer: &Peer, upgrade: Upgrade, failure: Failure) -> impl Future<Output = ()> + Send;
 
     /// The agent cannot meet a run's demand. The run ends by evidence; this is for people.
     fn demand_refused(&self, peer: &Peer, run: RunId, failure: Failure) -> impl Future<Output = ()> + Send;

@@ -103,6 +103,7 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     assert_eq!(s.certificate(certificate.sha256).unwrap(), Some(certificate.clone()));
     let hello = HelloRow {
         installation: InstallationId([1; 4]),
+        certificate: certificate.sha256,
         facts: facts(),
         agent_version: "1".into(),
         agent_sha256: Sha256::of(b"a"),
@@ -196,14 +197,26 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     assert_eq!(s.workloads().unwrap(), [workload]);
     trail(s.as_mut(), run, &h1);
 
+    // An order of another build stays until it is met or taken back, and is nothing to a host that comes back.
+    let upgrade = Upgrade { sha256: Sha256::of(b"build"), bytes: 7, ordered: Micros(190) };
+    s.set_upgrade(&h1, Some(&upgrade), &at(190, "upgrade")).unwrap();
+    assert_eq!(s.host(&h1).unwrap().unwrap().upgrade.as_ref(), Some(&upgrade));
+    s.set_upgrade(&h1, None, &at(191, "upgraded")).unwrap();
+    assert_eq!(s.host(&h1).unwrap().unwrap().upgrade, None);
+    s.set_upgrade(&h1, Some(&upgrade), &at(192, "upgrade")).unwrap();
+    let nobody = s.set_upgrade(&host("h7"), None, &audit("upgrade"));
+    assert!(matches!(nobody, Err(StoreError::Missing { .. })), "{nobody:?}");
+
     // A release revokes, and a host taken back is another generation.
     s.release_host(&h1, &at(200, "release")).unwrap();
+    assert!(matches!(s.set_upgrade(&h1, None, &audit("upgrade")), Err(StoreError::Missing { .. })));
     assert!(s.certificate(certificate.sha256).unwrap().unwrap().revoked.is_some());
     assert_eq!(s.redeem(&redemption(b"k", 60), &audit("repeated")).unwrap(), Err(TokenRefusal::Released));
     assert!(matches!(s.release_host(&h1, &at(201, "release")), Err(StoreError::Missing { .. })));
     s.add_host(&h1, "metal", Ownership::Adopted, &at(300, "host-add")).unwrap();
     let row = s.host(&h1).unwrap().unwrap();
     assert_eq!((row.generation, row.facts.is_none(), row.installation), (Generation(3), true, None));
+    assert_eq!(row.upgrade, None);
 
     // Enrolled again on another machine: the name moves, and the installation that held it is out.
     let of = |n: u8| CertificateRow {
@@ -214,10 +227,8 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
         revoked: None,
     };
     assert!(!s.add_certificate(&of(2), &at(301, "enrolled")).unwrap());
-    assert_eq!(
-        s.welcomed(&h1, &HelloRow { installation: of(2).installation, ..hello }, &at(302, "connected")).unwrap().0,
-        3
-    );
+    let hello = HelloRow { installation: of(2).installation, certificate: of(2).sha256, ..hello };
+    assert_eq!(s.welcomed(&h1, &hello, &at(302, "connected")).unwrap().0, 3);
     assert!(!s.add_certificate(&of(2), &at(303, "enrolled")).unwrap(), "the same installation enrols again");
     assert!(s.host(&h1).unwrap().unwrap().facts.is_some());
     assert!(s.add_certificate(&of(3), &at(304, "enrolled")).unwrap());
@@ -227,8 +238,20 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     assert!(s.certificate(of(2).sha256).unwrap().unwrap().revoked.is_some());
     assert!(s.certificate(of(3).sha256).unwrap().unwrap().revoked.is_none());
     s.set_facts(&h1, of(3).installation, &facts(), &at(306, "facts")).unwrap();
+
+    // A renewed certificate takes the place of the one before when it is used, not when it is issued: the answer that
+    // carried it may have been lost.
+    let next = CertificateRow { sha256: Sha256::of(b"next"), ..of(3) };
+    assert!(!s.add_certificate(&next, &at(307, "renewed")).unwrap());
+    let revoked = |s: &mut dyn Store, sha256| s.certificate(sha256).unwrap().unwrap().revoked;
+    let shown = |certificate| HelloRow { installation: of(3).installation, certificate, ..hello.clone() };
+    s.welcomed(&h1, &shown(of(3).sha256), &at(308, "connected")).unwrap();
+    assert_eq!((revoked(s.as_mut(), of(3).sha256), revoked(s.as_mut(), next.sha256)), (None, None));
+    s.welcomed(&h1, &shown(next.sha256), &at(309, "connected")).unwrap();
+    assert_eq!((revoked(s.as_mut(), of(3).sha256), revoked(s.as_mut(), next.sha256)), (Some(Micros(309)), None));
     let tail = actions(s.as_mut()).split_off(16).join(" ");
-    assert_eq!(tail, "noted noted noted release host-add enrolled connected enrolled enrolled facts");
+    let wanted = "noted noted noted upgrade upgraded upgrade release host-add enrolled connected enrolled enrolled facts renewed connected connected";
+    assert_eq!(tail, wanted);
     drop(s);
     people(open().as_mut());
 }

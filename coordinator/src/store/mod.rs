@@ -32,6 +32,7 @@ use drums_common::{
     experiment::Registration,
     ids::{ExperimentId, Generation, HostId, InstallationId, RunId, WorkloadName},
     machine::HostFacts,
+    wire::latest::Upgrade,
 };
 
 pub use audit::{AuditEntry, AuditQuery, AuditRow, Who};
@@ -130,6 +131,8 @@ pub struct HostRow {
     pub agent_sha256: Option<Sha256>,
     pub welcomed: Option<Micros>,
     pub generation: Generation,
+    /// The build that it is to run, while it does not.
+    pub upgrade: Option<Upgrade>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,6 +168,8 @@ pub struct WorkloadRow {
 #[derive(Clone, Debug)]
 pub struct HelloRow {
     pub installation: InstallationId,
+    /// The one it showed.
+    pub certificate: Sha256,
     pub facts: HostFacts,
     pub agent_version: String,
     pub agent_sha256: Sha256,
@@ -228,7 +233,10 @@ pub trait Store: Send {
     -> Result<(), StoreError>;
     /// Marks it released and revokes its certificates.
     fn release_host(&mut self, host: &HostId, audit: &AuditRow) -> Result<(), StoreError>;
+    /// What came before the certificate that the host showed is revoked: its key has a successor that works.
     fn welcomed(&mut self, host: &HostId, hello: &HelloRow, audit: &AuditRow) -> Result<Generation, StoreError>;
+    /// The build that the host is to run, or none. Only for a host that is not released.
+    fn set_upgrade(&mut self, host: &HostId, upgrade: Option<&Upgrade>, audit: &AuditRow) -> Result<(), StoreError>;
     /// Only for the installation that holds the name now.
     fn set_facts(
         &mut self,

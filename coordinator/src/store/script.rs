@@ -65,6 +65,7 @@ fn row(at: i64, action: &str) -> AuditRow {
 fn hello() -> HelloRow {
     HelloRow {
         installation: InstallationId([1; 4]),
+        certificate: Sha256::of(b"certificate"),
         facts: crate::samples::facts(Default::default()),
         agent_version: "1".into(),
         agent_sha256: Sha256::of(b"agent"),

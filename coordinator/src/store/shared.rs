@@ -37,6 +37,7 @@ pub(super) struct RawHost {
     pub sha256: Option<String>,
     pub welcomed: Option<i64>,
     pub generation: i64,
+    pub upgrade: Option<String>,
 }
 
 pub(super) fn host_row(raw: RawHost) -> Result<HostRow, StoreError> {
@@ -52,6 +53,7 @@ pub(super) fn host_row(raw: RawHost) -> Result<HostRow, StoreError> {
         agent_sha256: raw.sha256.map(|s| read("digest", &s)).transpose()?,
         welcomed: raw.welcomed.map(Micros),
         generation: generation(raw.generation)?,
+        upgrade: raw.upgrade.map(|u| read_json("host's upgrade", &u)).transpose()?,
     })
 }
 

@@ -17,7 +17,6 @@ use drums_common::{
     lease::Health,
     plan,
     telemetry::chain,
-    wire::latest::Desired,
 };
 use tokio::sync::{mpsc, watch};
 
@@ -26,6 +25,7 @@ use super::{
     committed::Committed,
     questions::answered,
     requests::{NewRun, Request},
+    upgrades,
 };
 use crate::{
     core::{
@@ -132,6 +132,7 @@ impl Driver {
         for row in rows.into_iter().filter(|r| unsettled(&r.state)) {
             driver.adopt(row).await?;
         }
+        *driver.control.upgrades() = upgrades::pending(&hosts);
         let mut leases = driver.control.leases();
         for host in hosts.into_iter().filter(|h| h.released.is_none() && h.welcomed.is_some()) {
             leases.expect(host.host, host.generation);
@@ -209,7 +210,7 @@ impl Driver {
     async fn request(&mut self, request: Request) {
         match request {
             Request::Connected { host, generation, reply } => {
-                let order = Order::Desired(self.desired(&host, generation));
+                let order = self.order(&host, generation);
                 let (sender, receiver) = watch::channel(order);
                 // The sender of an older connection goes, and ends it.
                 self.control.links().insert(host, sender);
@@ -598,19 +599,24 @@ impl Driver {
         }
     }
 
-    fn desired(&self, host: &HostId, generation: Generation) -> Desired {
+    fn order(&self, host: &HostId, generation: Generation) -> Order {
         let runs = self.runs.iter().filter(|r| r.row.state.host(host).is_some());
-        self.desired_of(host, generation, &runs.collect::<Vec<_>>())
+        self.order_of(host, generation, &runs.collect::<Vec<_>>())
     }
 
-    fn desired_of(&self, host: &HostId, generation: Generation, runs: &[&Active]) -> Desired {
+    /// Runs, or, when there are none, the build that the host is to run.
+    fn order_of(&self, host: &HostId, generation: Generation, runs: &[&Active]) -> Order {
         let committed = self.control.committed();
         let acked = |run: RunId| committed.get(&run).and_then(|hosts| hosts.get(host)).map_or(0, |c| c.through);
         let runs: Vec<RunOfHost<'_>> = runs
             .iter()
             .map(|r| RunOfHost { state: &r.row.state, registration: &r.registration, acked_seq: acked(r.row.state.id) })
             .collect();
-        desired::desired(host, generation, &runs, self.control.now())
+        let desired = desired::desired(host, generation, &runs, self.control.now());
+        match self.control.upgrades().get(host) {
+            Some(upgrade) if desired.runs.is_empty() => Order::Upgrade(upgrade.clone()),
+            _ => Order::Desired(desired),
+        }
     }
 
     fn send_orders(&self) {
@@ -623,19 +629,24 @@ impl Driver {
         let hosts: Vec<HostId> = self.control.links().keys().cloned().collect();
         for host in hosts {
             let generation = self.control.leases().get(&host).map(|l| l.generation).unwrap_or_default();
-            let new = self.desired_of(&host, generation, runs_of.get(&host).map_or(&[], Vec::as_slice));
+            let new = self.order_of(&host, generation, runs_of.get(&host).map_or(&[], Vec::as_slice));
             let mut links = self.control.links();
             let Some(link) = links.get(&host) else { continue };
             if link.is_closed() {
                 links.remove(&host);
                 continue;
             }
-            link.send_if_modified(|order| match order {
-                Order::Desired(old) if desired::differs(old, &new) => {
-                    *old = new;
-                    true
+            link.send_if_modified(|order| {
+                let differs = match (&*order, &new) {
+                    // Nothing comes after it.
+                    (Order::Retire { .. }, _) => false,
+                    (Order::Desired(old), Order::Desired(new)) => desired::differs(old, new),
+                    (old, new) => old != new,
+                };
+                if differs {
+                    *order = new;
                 }
-                _ => false,
+                differs
             });
         }
     }

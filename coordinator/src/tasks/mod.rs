@@ -15,6 +15,7 @@ mod refusals;
 mod requests;
 #[cfg(test)]
 mod tests;
+mod upgrades;
 mod uploads;
 
 use std::{
@@ -57,6 +58,7 @@ pub struct Control {
     pub up_since: Micros,
     leases: Mutex<HostLeases>,
     links: Mutex<HashMap<HostId, watch::Sender<Order>>>,
+    upgrades: Mutex<upgrades::Upgrades>,
     /// How far evidence is committed, for each host of each run that is not over.
     committed: Mutex<CommittedOfRuns>,
     refusals: Mutex<refusals::Refusals>,
@@ -93,6 +95,7 @@ impl Control {
         let control = Arc::new(Self {
             leases: Mutex::new(HostLeases::new(times, clock.boottime())),
             links: Mutex::default(),
+            upgrades: Mutex::default(),
             committed: Mutex::default(),
             refusals: Mutex::default(),
             refused_evidence: Mutex::default(),

@@ -9,7 +9,7 @@ use drums_common::{
     ids::{HostId, RunId},
     machine::{HostFacts, MachineIdentity},
     telemetry::chain,
-    wire::latest::{AgentHello, Beat, BeatAck, EvidenceAck, EvidenceBatch, Uploads, Welcome},
+    wire::latest::{AgentHello, Beat, BeatAck, EvidenceAck, EvidenceBatch, Upgrade, Uploads, Welcome},
 };
 
 use super::{Control, REFUSED_EVIDENCE, requests::Request};
@@ -54,8 +54,10 @@ impl Ports for Control {
     }
 
     async fn on_connect(&self, peer: &Peer, hello: AgentHello) -> Result<Accepted, Failure> {
+        let build = hello.agent_sha256;
         let hello_row = HelloRow {
             installation: peer.installation,
+            certificate: peer.certificate,
             facts: hello.facts,
             agent_version: hello.agent_version,
             agent_sha256: hello.agent_sha256,
@@ -80,6 +82,7 @@ impl Ports for Control {
             let _ = leases.welcomed(peer.host.clone(), generation, self.clock.boottime());
             leases.times()
         };
+        self.seen_build(peer, build).await;
         let orders = self.connect(peer.host.clone(), generation).await?;
         tracing::info!(host = %peer.host, generation = %generation, "host connected");
         let welcome = Welcome {
@@ -98,6 +101,31 @@ impl Ports for Control {
             tracing::error!(host = %peer.host, error = chain(&e), "fresh facts were not stored");
         }
         self.changed();
+    }
+
+    async fn renewed(&self, peer: &Peer, certificate: Sha256, expires: Micros) -> Result<(), Failure> {
+        let row = CertificateRow {
+            sha256: certificate,
+            host: peer.host.clone(),
+            installation: peer.installation,
+            expires,
+            revoked: None,
+        };
+        let audit = self.row_of(peer, "renewed").detail(&format!("certificate {}", certificate.short()));
+        let (who, now) = (peer.clone(), self.now());
+        let stored = self.store.call(move |s| {
+            // Its connection may be about to end because it was released or revoked.
+            let (host, shown) = (s.host(&who.host)?, s.certificate(who.certificate)?);
+            match may_connect(&who, host.as_ref(), shown.as_ref(), now) {
+                Ok(()) => s.add_certificate(&row, &audit).map(|_| Ok(())),
+                Err(refused) => Ok(Err(refused)),
+            }
+        });
+        stored.await.map_err(|e| store_failure(&e))?
+    }
+
+    async fn upgrade_failed(&self, peer: &Peer, upgrade: Upgrade, failure: Failure) {
+        self.upgrade_failed(peer, &upgrade, &failure).await;
     }
 
     async fn demand_refused(&self, peer: &Peer, run: RunId, failure: Failure) {
@@ -180,7 +208,7 @@ impl Ports for Control {
 }
 
 impl Control {
-    fn row_of(&self, peer: &Peer, action: &str) -> AuditRow {
+    pub(super) fn row_of(&self, peer: &Peer, action: &str) -> AuditRow {
         self.audit_row(&Who::new(format!("host {}", peer.host), peer.from.to_string()), action).host(&peer.host)
     }
 

@@ -127,6 +127,9 @@ impl Home {
             ca: CertificateDer::from_pem_slice(self.ca_pem.as_bytes())?,
             chain: vec![CertificateDer::from_pem_slice(e.certificate_pem.as_bytes())?],
             key: key.into(),
+            // In memory, for as long as the bench.
+            renew_at: Micros(i64::MAX),
+            folder: PathBuf::new(),
         })
     }
 

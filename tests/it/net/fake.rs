@@ -23,7 +23,9 @@ use drums_common::{
     lease::{Health, HostLeases, LeaseTimes},
     machine::{Accelerator, HostFacts, MachineIdentity},
     token::{Address, Secret, Token},
-    wire::latest::{AgentHello, Beat, BeatAck, Desired, EvidenceAck, EvidenceBatch, RunUploads, Uploads, Welcome},
+    wire::latest::{
+        AgentHello, Beat, BeatAck, Desired, EvidenceAck, EvidenceBatch, RunUploads, Upgrade, Uploads, Welcome,
+    },
 };
 use drums_coordinator::{
     artifacts::Content,
@@ -90,6 +92,9 @@ pub struct TokenRow {
 pub struct State {
     pub tokens: BTreeMap<Sha256, TokenRow>,
     pub enrolled: Vec<Peer>,
+    pub renewed: Vec<Peer>,
+    /// Certificates that were shown with a hello.
+    pub shown: Vec<Sha256>,
     pub refusals: Vec<Failure>,
     pub reports: Vec<Failure>,
     pub connects: Vec<(HostId, u64)>,
@@ -124,6 +129,8 @@ impl Store {
         let state = State {
             tokens: BTreeMap::new(),
             enrolled: Vec::new(),
+            renewed: Vec::new(),
+            shown: Vec::new(),
             refusals: Vec::new(),
             reports: Vec::new(),
             connects: Vec::new(),
@@ -198,6 +205,7 @@ impl Ports for Store {
             let generation = *s.generations.entry(peer.host.clone()).or_insert(1);
             let generation = Generation(generation);
             s.machines.insert(peer.host.clone(), hello.facts.identity.clone());
+            s.shown.push(peer.certificate);
             s.connects.push((peer.host.clone(), hello.instance));
             s.leases.welcomed(peer.host.clone(), generation, SystemClock.boottime()).unwrap();
             let orders = s
@@ -217,6 +225,15 @@ impl Ports for Store {
     }
 
     async fn facts(&self, _: &Peer, _: HostFacts) {}
+
+    async fn renewed(&self, peer: &Peer, certificate: Sha256, _: Micros) -> Result<(), Failure> {
+        self.with(|s| s.renewed.push(Peer { certificate, ..peer.clone() }));
+        Ok(())
+    }
+
+    async fn upgrade_failed(&self, _: &Peer, _: Upgrade, failure: Failure) {
+        self.with(|s| s.refusals.push(failure));
+    }
 
     async fn demand_refused(&self, _: &Peer, _: RunId, failure: Failure) {
         self.with(|s| s.refusals.push(failure));
@@ -356,7 +373,15 @@ impl Coordinator {
         let (shutdown, down) = watch::channel(false);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let build = Sha256::of(b"coordinator");
-        runtime.spawn(serve_agents(agents, self.store.clone(), TIMES, clock.clone(), build, down.clone()));
+        runtime.spawn(serve_agents(
+            agents,
+            self.store.clone(),
+            self.pki.clone(),
+            TIMES,
+            clock.clone(),
+            build,
+            down.clone(),
+        ));
         runtime.spawn(serve_enrolment(enrol, self.store.clone(), self.pki.clone(), clock, build, down));
         self.shutdown = shutdown;
         drop(_in);
@@ -459,6 +484,11 @@ impl Agent {
 
     /// Runs with the identity that is in `state`.
     pub async fn run(name: &str, state: &Path, machine: &str) -> Self {
+        Self::run_at(name, state, machine, Arc::new(AgentClock)).await
+    }
+
+    /// By a clock of its own.
+    pub async fn run_at(name: &str, state: &Path, machine: &str, clock: Arc<dyn Clock>) -> Self {
         let (spool, _, damaged) = Spool::open(&state.join("spool"), 0).unwrap();
         assert!(damaged.is_empty());
         let spool = Arc::new(spool);
@@ -467,7 +497,7 @@ impl Agent {
             workloads: state.join("workloads"),
             build: Sha256::of(b"agent"),
             facts: facts(machine),
-            clock: Arc::new(AgentClock),
+            clock,
             spool: spool.clone(),
             ca_file: "/etc/ssl/certs/ca-certificates.crt".into(),
         };

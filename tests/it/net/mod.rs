@@ -4,5 +4,6 @@ mod enrol;
 mod fake;
 mod hostile;
 mod link;
+mod renew;
 mod standby;
 mod upload;

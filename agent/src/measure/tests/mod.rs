@@ -40,6 +40,7 @@ use crate::{
     facts::{Findings, Readings},
     net::{FetchError, Link},
     spool::Spool,
+    succession::Succession,
 };
 
 const RUN: RunId = RunId([1, 2, 3, 4, 5, 6]);
@@ -223,6 +224,7 @@ impl Agent {
             surroundings: Box::new(StillMachine::default()),
             facts: Box::new(|_| facts()),
             workloads: Box::new(Folder(workload)),
+            succession: Succession::of(dir.path()),
             spool: spool.clone(),
             link: link.clone(),
             clock,

@@ -241,6 +241,14 @@ fn messages_keep_their_bytes() {
     let segments = vec![UploadUrl("https://bucket/h1/00000.segment?signature".into())];
     let uploads = Uploads { runs: vec![RunUploads { run: run(), segments, valid_ms: 9_000_000 }] };
     check("to-agent-uploads", Control, &ToAgent::Uploads(uploads));
+    let renewed = EnrolReply::Enrolled { certificate_pem: "cert".into(), ca_pem: "ca".into() };
+    check("to-agent-renewal", Control, &ToAgent::Renewal(renewed));
+    check("to-agent-renewal-refused", Control, &ToAgent::Renewal(EnrolReply::Refused(failure())));
+    let upgrade = Upgrade { sha256: sha("agent"), bytes: 1_000, ordered: Micros(1_700_000_000_000_000) };
+    check("to-agent-upgrade", Control, &ToAgent::Upgrade(upgrade.clone()));
+    let failed = ToCoordinator::UpgradeFailed { upgrade, failure: failure() };
+    check("to-coordinator-upgrade-failed", Control, &failed);
+    check("to-coordinator-renew", Control, &ToCoordinator::Renew { csr_der: vec![1, 2, 3] });
     check("to-coordinator-hello", Control, &ToCoordinator::Hello(Box::new(hello)));
     check("to-coordinator-facts", Control, &ToCoordinator::Facts(Box::new(facts())));
     check("to-coordinator-refused", Control, &ToCoordinator::Refused { run: run(), failure: failure() });

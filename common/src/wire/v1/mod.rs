@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    clock::MonoMicros,
+    clock::{Micros, MonoMicros},
     digest::Sha256,
     evidence::{BlockKind, Record},
     failure::Failure,
@@ -47,6 +47,10 @@ pub enum ToAgent {
     /// Where sealed evidence may be put while the coordinator is away; the whole truth each time, as `Desired`. Sent only
     /// where a bucket is configured.
     Uploads(Uploads),
+    /// The answer to `Renew`.
+    Renewal(EnrolReply),
+    /// Nothing is to be run, and another build is to take this agent's place. Sent instead of a `Desired` without runs.
+    Upgrade(Upgrade),
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -62,6 +66,25 @@ pub enum ToCoordinator {
     Goodbye {
         reason: String,
     },
+    /// Asks for the next certificate of this host and installation, for a new key.
+    Renew {
+        /// PKCS#10, DER; the key never leaves the agent.
+        csr_der: Vec<u8>,
+    },
+    /// The build that was ordered did not take over, and will not under this order.
+    UpgradeFailed {
+        upgrade: Upgrade,
+        failure: Failure,
+    },
+}
+
+/// Another build of the agent: an artifact.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Upgrade {
+    pub sha256: Sha256,
+    pub bytes: u64,
+    /// When it was ordered: the same build ordered once more is tried once more.
+    pub ordered: Micros,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,6 +5,7 @@ use drums_common::{
     digest::Sha256,
     ids::{Generation, HostId, InstallationId},
     machine::HostFacts,
+    wire::latest::Upgrade,
 };
 use tokio_postgres::Row;
 
@@ -21,7 +22,7 @@ macro_rules! host {
     ($rest:literal) => {
         concat!(
             "SELECT name, ownership, kind, added_us, released_us, installation, facts, agent_version, agent_sha256, ",
-            "welcomed_us, generation FROM host ",
+            "welcomed_us, generation, upgrade FROM host ",
             $rest
         )
     };
@@ -40,6 +41,7 @@ fn raw(r: &Row) -> Result<HostRow, StoreError> {
         sha256: r.get(8),
         welcomed: r.get(9),
         generation: r.get(10),
+        upgrade: r.get(11),
     })
 }
 
@@ -64,7 +66,7 @@ pub(super) fn add(
         Some(None) => return Err(StoreError::HostExists(host.clone())),
         // Its generation goes on counting: what it was given before its release stays fenced.
         Some(Some(_)) => t.execute(
-            "UPDATE host SET released_us = NULL, installation = NULL, facts = NULL, kind = $2, ownership = $3, \
+            "UPDATE host SET released_us = NULL, installation = NULL, facts = NULL, upgrade = NULL, kind = $2, ownership = $3, \
              generation = generation + 1 WHERE name = $1",
             &[&host.as_str(), &kind, &ownership.as_str()],
         )?,
@@ -113,9 +115,30 @@ pub(super) fn welcomed(
     )?;
     let row = rows.first().ok_or_else(|| StoreError::Missing { what: "host", id: host.to_string() })?;
     let generation = generation(row.get(0))?;
+    t.execute(
+        "UPDATE certificate SET revoked_us = $3 WHERE host = $1 AND revoked_us IS NULL \
+         AND issued_us < (SELECT issued_us FROM certificate WHERE sha256 = $2)",
+        &[&host.as_str(), &hello.certificate.to_string(), &audit.at.0],
+    )?;
     audit::add(&mut t, audit)?;
     t.commit()?;
     Ok(generation)
+}
+
+pub(super) fn set_upgrade(
+    s: &mut PostgresStore,
+    host: &HostId,
+    upgrade: Option<&Upgrade>,
+    audit: &AuditRow,
+) -> Result<(), StoreError> {
+    let upgrade = upgrade.map(|u| json("host's upgrade", u)).transpose()?;
+    let mut t = s.write("order a build for a host")?;
+    let sql = "UPDATE host SET upgrade = $2 WHERE name = $1 AND released_us IS NULL";
+    if t.execute(sql, &[&host.as_str(), &upgrade])? == 0 {
+        return Err(StoreError::Missing { what: "host", id: host.to_string() });
+    }
+    audit::add(&mut t, audit)?;
+    t.commit()
 }
 
 pub(super) fn set_facts(

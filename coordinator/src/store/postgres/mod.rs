@@ -24,6 +24,7 @@ use drums_common::{
     experiment::Registration,
     ids::{ExperimentId, Generation, HostId, InstallationId, RunId},
     machine::HostFacts,
+    wire::latest::Upgrade,
 };
 use tokio_postgres::{Row, types::ToSql};
 
@@ -230,6 +231,9 @@ impl Store for PostgresStore {
     }
     fn release_host(&mut self, host: &HostId, audit: &AuditRow) -> Result<(), StoreError> {
         hosts::release(self, host, audit)
+    }
+    fn set_upgrade(&mut self, host: &HostId, upgrade: Option<&Upgrade>, audit: &AuditRow) -> Result<(), StoreError> {
+        hosts::set_upgrade(self, host, upgrade, audit)
     }
     fn welcomed(&mut self, host: &HostId, hello: &HelloRow, audit: &AuditRow) -> Result<Generation, StoreError> {
         hosts::welcomed(self, host, hello, audit)

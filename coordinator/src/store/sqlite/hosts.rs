@@ -5,6 +5,7 @@ use drums_common::{
     digest::Sha256,
     ids::{Generation, HostId, InstallationId},
     machine::HostFacts,
+    wire::latest::Upgrade,
 };
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
@@ -18,7 +19,7 @@ use crate::{
 };
 
 const HOST: &str = "SELECT name, ownership, kind, added_us, released_us, installation, facts, agent_version, agent_sha256, \
-                    welcomed_us, generation FROM host";
+                    welcomed_us, generation, upgrade FROM host";
 
 fn raw_host(row: &Row<'_>) -> rusqlite::Result<RawHost> {
     Ok(RawHost {
@@ -33,6 +34,7 @@ fn raw_host(row: &Row<'_>) -> rusqlite::Result<RawHost> {
         sha256: row.get(8)?,
         welcomed: row.get(9)?,
         generation: row.get(10)?,
+        upgrade: row.get(11)?,
     })
 }
 
@@ -66,7 +68,7 @@ pub(super) fn add(
         Some(None) => return Err(StoreError::HostExists(host.clone())),
         // Its generation goes on counting: what it was given before its release stays fenced.
         Some(Some(_)) => t.execute(
-            "UPDATE host SET released_us = NULL, installation = NULL, facts = NULL, kind = ?2, ownership = ?3, generation = generation + 1 WHERE name = ?1",
+            "UPDATE host SET released_us = NULL, installation = NULL, facts = NULL, upgrade = NULL, kind = ?2, ownership = ?3, generation = generation + 1 WHERE name = ?1",
             params![host.as_str(), kind, ownership.as_str()],
         ),
         None => t.execute(
@@ -124,11 +126,39 @@ pub(super) fn welcomed(
         ],
     )
     .map_err(&e)?;
+    t.execute(
+        "UPDATE certificate SET revoked_us = ?3 WHERE host = ?1 AND revoked_us IS NULL \
+         AND issued_us < (SELECT issued_us FROM certificate WHERE sha256 = ?2)",
+        params![host.as_str(), hello.certificate.to_string(), audit.at.0],
+    )
+    .map_err(&e)?;
     let generation =
         t.query_row("SELECT generation FROM host WHERE name = ?1", [host.as_str()], |r| r.get(0)).map_err(&e)?;
     audit::add(&t, audit)?;
     t.commit().map_err(&e)?;
     Ok(Generation(generation))
+}
+
+pub(super) fn set_upgrade(
+    s: &mut SqliteStore,
+    host: &HostId,
+    upgrade: Option<&Upgrade>,
+    audit: &AuditRow,
+) -> Result<(), StoreError> {
+    let e = sql("order a build for a host");
+    let upgrade = upgrade.map(|u| json("host's upgrade", u)).transpose()?;
+    let t = s.write("order a build for a host")?;
+    let changed = t
+        .execute(
+            "UPDATE host SET upgrade = ?2 WHERE name = ?1 AND released_us IS NULL",
+            params![host.as_str(), upgrade],
+        )
+        .map_err(&e)?;
+    if changed == 0 {
+        return Err(StoreError::Missing { what: "host", id: host.to_string() });
+    }
+    audit::add(&t, audit)?;
+    t.commit().map_err(&e)
 }
 
 pub(super) fn set_facts(
