@@ -8,7 +8,7 @@ SHELL := /bin/bash
 CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)
 export CARGO_TARGET_DIR ?= $(CACHE)/drumsbench/target
 
-.PHONY: help test demo demo-clean build install prepare-build prepare-demo prepare-test
+.PHONY: help test demo demo-clean build image install prepare-build prepare-demo prepare-test
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -24,6 +24,11 @@ PREFIX ?= /usr/local
 install: prepare-build ## Build for production and put the three programs into $(PREFIX)/bin
 	cargo build --locked --release -p drums-coordinator -p drums-agent
 	install -D -m 755 -t "$(DESTDIR)$(PREFIX)/bin" "$$CARGO_TARGET_DIR"/release/{drums-coordinator,drumsctl,drums-agent}
+
+OUT ?= target/images/minimal
+image: prepare-demo ## Build the minimal workload into the folder $(OUT)
+	cargo build --locked --profile quick -p xtask
+	@"$$CARGO_TARGET_DIR/quick/xtask" image minimal --out "$(OUT)"
 
 demo: prepare-demo ## Run EXP-028 for real on this machine: eight arms, two agents, one verdict
 	cargo build --locked --profile quick -p xtask -p drums-agent -p drums-coordinator

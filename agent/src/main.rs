@@ -393,6 +393,8 @@ fn audit(args: &AuditArgs) -> Result<ExitCode, Unsaid> {
         print_json(&serde_json::json!({
             "undone": undone, "orphans": orphans, "vanished": vanished, "leaked": leaked, "foreign": foreign,
         }))?;
+    } else if !config.state.exists() {
+        say!("there is no state folder {}: nothing was looked at", config.state.display())?;
     } else if report == AuditReport::default() {
         say!("nothing is left")?;
     } else {

@@ -21,7 +21,7 @@ use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use tokio::time::timeout;
 
 use super::{
-    identity::{self, CoordinatorFile, Identity, IdentityError},
+    identity::{self, Identity, IdentityError},
     io::{self, StreamError},
     tls::{self, DialError},
 };
@@ -61,24 +61,58 @@ enum AttemptError {
     Slow,
 }
 
-/// The identity in `state`, or a new one by the token. A token for who we are already is simply not needed.
+/// The identity in `state`, or a new one by the token. The token that made the identity is not needed again; another one
+/// for the same host takes its place (the host was released and added again, or its coordinator has moved), and if it
+/// cannot be used, what is held stays.
 pub async fn enrol(state: &Path, token: &Token, build: Sha256) -> Result<Identity, EnrolError> {
-    if let Some(held) = Identity::load(state)? {
-        if held.host == token.host && held.ca_sha256() == token.ca {
-            tracing::info!(host = %held.host, "enrolled already; the token is not needed");
-            return Ok(held);
-        }
+    let Some(held) = Identity::load(state)? else {
+        let dir = identity::dir(state);
+        identity::make_private_dir(&dir)?;
+        let key = identity::pending_key(&dir.join("key.pem"))?;
+        let (cert_pem, ca_pem) = ask(state, token, &key, build).await?;
+        accept(&dir, token, &key, &cert_pem, &ca_pem)?;
+        let what = "it could not be read back".to_owned();
+        return Identity::load(state)?.ok_or_else(|| EnrolError::BadAnswer { host: token.host.to_string(), what });
+    };
+    if held.host != token.host || held.ca_sha256() != token.ca {
         return Err(EnrolError::OtherIdentity {
             held: held.host.to_string(),
             wanted: token.host.to_string(),
             state: identity::dir(state).display().to_string(),
         });
     }
+    if identity::made_by(&held.folder, token) {
+        tracing::info!(host = %held.host, "enrolled already; the token is not needed");
+        return Ok(held);
+    }
+    match again(state, &held, token, build).await {
+        Ok(renewed) => {
+            tracing::info!(host = %held.host, "enrolled anew");
+            Ok(renewed)
+        }
+        Err(e) => {
+            tracing::warn!(host = %held.host, error = chain(&e), "the token was not used; going on with the identity that is held");
+            Ok(held)
+        }
+    }
+}
+
+/// Enrols a host that has an identity, with a key of its own: what is held counts until the new one is whole.
+async fn again(state: &Path, held: &Identity, token: &Token, build: Sha256) -> Result<Identity, EnrolError> {
+    let bad = |what: String| EnrolError::BadAnswer { host: token.host.to_string(), what };
+    let key = identity::pending_key(&held.folder.join(identity::NEXT_KEY))?;
+    let (cert_pem, ca_pem) = ask(state, token, &key, build).await?;
+    let next = held.next(&cert_pem, &ca_pem)?.map_err(bad)?;
+    identity::note_coordinator(&held.folder, token)?;
+    next.keep()?;
+    identity::note_token(&held.folder, token)?;
+    Identity::load(state)?.ok_or_else(|| bad("it could not be read back".to_owned()))
+}
+
+/// The coordinator's answer to a request for this key: the certificate, and its CA's.
+async fn ask(state: &Path, token: &Token, key: &KeyPair, build: Sha256) -> Result<(String, String), EnrolError> {
     let installation = identity::installation(state)?;
-    let dir = identity::dir(state);
-    identity::make_private_dir(&dir)?;
-    let key = identity::pending_key(&dir.join("key.pem"))?;
-    let csr = CertificateParams::default().serialize_request(&key).map_err(EnrolError::Request)?;
+    let csr = CertificateParams::default().serialize_request(key).map_err(EnrolError::Request)?;
     let request = EnrolRequest {
         secret: token.secret.bytes().to_vec(),
         host: token.host.clone(),
@@ -90,11 +124,7 @@ pub async fn enrol(state: &Path, token: &Token, build: Sha256) -> Result<Identit
     let mut tried = Vec::new();
     for address in &token.addresses {
         match attempt(address, &config, &request, build).await {
-            Ok(EnrolReply::Enrolled { certificate_pem, ca_pem }) => {
-                accept(&dir, token, &key, &certificate_pem, &ca_pem)?;
-                let what = || "it could not be read back".to_owned();
-                return Identity::load(state)?.ok_or_else(|| EnrolError::BadAnswer { host, what: what() });
-            }
+            Ok(EnrolReply::Enrolled { certificate_pem, ca_pem }) => return Ok((certificate_pem, ca_pem)),
             Ok(EnrolReply::Refused(failure)) => return Err(EnrolError::Refused { host, failure }),
             Err(_) if foreign.swap(false, Ordering::AcqRel) => {
                 let ca = token.ca.short();
@@ -139,9 +169,8 @@ fn accept(dir: &Path, token: &Token, key: &KeyPair, cert_pem: &str, ca_pem: &str
         return Err(bad("its CA is not the token's".to_owned()));
     }
     identity::leaf_for(cert_pem, key).map_err(bad)?;
-    let file = CoordinatorFile { host: token.host.clone(), addresses: token.addresses.clone() };
-    let json = serde_json::to_vec_pretty(&file).expect("strings and numbers always serialise");
-    identity::write(&dir.join("coordinator.json"), &json, 0o644)?;
+    identity::note_coordinator(dir, token)?;
+    identity::note_token(dir, token)?;
     identity::write(&dir.join("ca.pem"), ca_pem.as_bytes(), 0o644)?;
     identity::write(&dir.join("cert.pem"), cert_pem.as_bytes(), 0o644)?;
     Ok(())

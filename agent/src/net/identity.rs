@@ -3,6 +3,7 @@
 //! ```text
 //! installation                       8 hexadecimal digits, drawn once
 //! identity/key.pem (600) cert.pem ca.pem coordinator.json
+//!          token.sha256 (600)        of the secret that made it
 //!          renewed.pem (600)         key and certificate that took their place; next.key (600) one that is asked for
 //! ```
 //! Keys are made here and never leave. `cert.pem` is written last: with it the identity is complete. A renewed key and its
@@ -19,7 +20,7 @@ use drums_common::{
     clock::Micros,
     digest::Sha256,
     ids::{HostId, InstallationId},
-    token::Address,
+    token::{Address, Token},
 };
 use rcgen::{KeyPair, PublicKeyData as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject as _};
@@ -40,6 +41,8 @@ pub enum IdentityError {
 /// The key that the next certificate is asked for with.
 pub(super) const NEXT_KEY: &str = "next.key";
 const RENEWED: &str = "renewed.pem";
+/// SHA-256 of the secret of the token that made the identity.
+const TOKEN: &str = "token.sha256";
 
 fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> IdentityError {
     let path = path.to_owned();
@@ -187,6 +190,23 @@ pub(super) fn pending_key(path: &Path) -> Result<KeyPair, IdentityError> {
     let key = KeyPair::generate().map_err(IdentityError::Key)?;
     write(path, key.serialize_pem().as_bytes(), 0o600)?;
     Ok(key)
+}
+
+/// Writes down where the coordinator is, as the token says.
+pub(super) fn note_coordinator(folder: &Path, token: &Token) -> Result<(), IdentityError> {
+    let file = CoordinatorFile { host: token.host.clone(), addresses: token.addresses.clone() };
+    let json = serde_json::to_vec_pretty(&file).expect("strings and numbers always serialise");
+    write(&folder.join("coordinator.json"), &json, 0o644)
+}
+
+/// Writes down which token made this identity; never its secret.
+pub(super) fn note_token(folder: &Path, token: &Token) -> Result<(), IdentityError> {
+    write(&folder.join(TOKEN), token.secret.sha256().to_string().as_bytes(), 0o600)
+}
+
+/// This token made the identity in `folder`.
+pub(super) fn made_by(folder: &Path, token: &Token) -> bool {
+    fs::read_to_string(folder.join(TOKEN)).is_ok_and(|noted| noted.trim() == token.secret.sha256().to_string())
 }
 
 pub(super) fn dir(state: &Path) -> PathBuf {

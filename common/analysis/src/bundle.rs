@@ -362,7 +362,10 @@ fn registration(
     if let Some(expected) = expected
         && expected != manifest.registration
     {
-        v.problem(MANIFEST, format!("it is of registration {}, not of {expected}", manifest.registration));
+        v.problem(
+            MANIFEST,
+            format!("it is of registration {}, and the one that was asked for is {expected}", manifest.registration),
+        );
     }
     match Registration::thaw(text, manifest.registration, manifest.registered_at) {
         Ok(r) => Some(r),

@@ -1,6 +1,9 @@
 //! What it all adds up to: verdict, status of the record, reasons, and the limits of the claim.
 
-use drums_common::experiment::{BarRule, Experiment};
+use drums_common::{
+    arm::ArmKind,
+    experiment::{BarRule, Experiment},
+};
 
 use crate::{
     collect::RunState,
@@ -204,7 +207,8 @@ pub(crate) fn limits_of_claim(
     }
     out.push("Closed loop: the next session starts after the last one settled; no queueing is measured.".to_owned());
     out.push("Each ratio stands for its own endpoint, position and base case and for no other.".to_owned());
-    if machines.hosts.iter().any(|h| h.accelerator == "tcg") {
+    let qemu = experiment.arms.iter().any(|a| matches!(a.kind, ArmKind::QemuCold | ArmKind::QemuWarm));
+    if qemu && machines.hosts.iter().any(|h| h.accelerator == "tcg") {
         out.push("QEMU ran under TCG (no usable KVM): its times compare with TCG only.".to_owned());
     }
     if ratios.iter().any(|r| r.family == "c" && r.bar.is_some()) {

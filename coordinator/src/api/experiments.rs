@@ -75,8 +75,14 @@ pub(super) async fn add_workload(
         added: c.control.now(),
     };
     let audit = c.control.audit_row(&by, "workload-add").detail(&format!("{} {sha256}", row.name));
-    let stored = row.clone();
-    let new = c.control.store.call(move |s| s.add_workload(&row, &audit)).await?;
+    let wanted = row.clone();
+    let (new, known) = c.control.store.call(move |s| Ok((s.add_workload(&row, &audit)?, s.workloads()?))).await?;
+    let stored = known.into_iter().find(|w| w.sha256 == sha256).unwrap_or_else(|| wanted.clone());
+    if stored.name != wanted.name {
+        let message = format!("this workload is here already, under the name {}", stored.name);
+        let help = format!("name = \"{}\" in the spec; a workload has one name", stored.name);
+        return Err(ApiError::bad("workload-has-a-name", message, &help));
+    }
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(workload_view(stored))))
 }

@@ -208,7 +208,7 @@ impl Client {
                 let start = format!("start it with: drums-coordinator --home {shown}");
                 if Pki::is_there(&Home::new(dir).pki()) {
                     start
-                } else if dir.symlink_metadata().is_ok() {
+                } else if !dir.symlink_metadata().is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
                     // What is there is somebody else's, or not for us to see.
                     format!("is {shown} a coordinator's home, and may you open it? If so, {start}; if not, give --home DIR")
                 } else {
@@ -242,7 +242,14 @@ fn read<T: DeserializeOwned>(path: &str, body: &[u8]) -> Result<T, CtlError> {
 }
 
 fn tls(cert: &Path, key: &Path, ca: &Path) -> Result<TlsConnector, CtlError> {
-    let bytes = |path: &Path| std::fs::read(path).map_err(CtlError::file("read", path));
+    let bytes = |path: &Path| {
+        std::fs::read(path).map_err(|e| {
+            CtlError::bad(
+                format!("cannot read {}: {e}", path.display()),
+                "over HTTPS a certificate says who asks: give --cert, --key and --ca, as drumsctl access add made them, or the --home that has them in pki/",
+            )
+        })
+    };
     let bad = |path: &Path, what: &str| {
         CtlError::bad(
             format!("{} is not {what}", path.display()),

@@ -255,7 +255,10 @@ pub(super) async fn doctor(global: &Global, _: Doctor) -> Result<ExitCode, CtlEr
         checks.push(Check { name, ok, detail, help });
     };
     let home = Home::new(&global.home);
-    if global.api.is_none() {
+    if global.api.is_none() && !home.dir().exists() {
+        let nothing = Err(format!("there is no {}", home.dir().display()));
+        check("home", nothing, "drumsctl init makes one; is --home right?");
+    } else if global.api.is_none() {
         let folder = match fs::metadata(home.dir()) {
             Ok(m) if m.permissions().mode() & 0o077 != 0 => {
                 Err(format!("others may look into it (mode {:o})", m.permissions().mode() & 0o777))

@@ -130,6 +130,18 @@ pub(super) async fn verdict(
     Ok(analysed(&fetch(client, experiment, Some(registration), None).await?).summary.verdict)
 }
 
+/// Why a run of a registration is not pooled with the others.
+pub(super) async fn reasons(
+    client: &Client,
+    experiment: ExperimentId,
+    registration: Sha256,
+    run: RunId,
+) -> Result<Vec<String>, CtlError> {
+    let summary = analysed(&fetch(client, experiment, Some(registration), None).await?).summary;
+    let of_run = summary.runs.list.into_iter().find(|r| r.run == run);
+    Ok(of_run.map(|r| [r.reasons, r.voids].concat()).unwrap_or_default())
+}
+
 pub(super) async fn results(global: &Global, c: Results) -> Result<ExitCode, CtlError> {
     if global.json && c.format == Format::Csv {
         return Err(CtlError::bad("--json and --format csv contradict each other", "give one of them"));

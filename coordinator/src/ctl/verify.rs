@@ -18,6 +18,8 @@ use drums_common::{bucket::INSTALLATION, digest::Sha256, note, say, verdict::Ver
 
 use super::{CtlError, Global, output};
 
+/// How a Zstandard frame begins.
+const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// Names cost memory, too.
 const MAX_FILES: usize = 100_000;
 
@@ -54,7 +56,8 @@ pub(super) async fn verify(global: &Global, c: &Verify) -> Result<ExitCode, CtlE
         for n in &found.notes {
             say!("note: {}", say::one_line(n))?;
         }
-        if let Some(a) = &found.analysis {
+        // What does not hold has no verdict.
+        if let Some(a) = found.analysis.as_ref().filter(|_| found.holds()) {
             for line in tables::verdict_lines(&a.summary) {
                 say!("{line}")?;
             }
@@ -83,6 +86,11 @@ async fn look(c: &Verify) -> Result<(Verification, &'static str), CtlError> {
     }
     if path.is_dir() {
         let folder = Folder(path.clone());
+        let inside = path.join("bundle");
+        if !path.join(bundle::MANIFEST).exists() && inside.join(bundle::MANIFEST).exists() {
+            let message = format!("{} is no bundle, but there is one in it", path.display());
+            return Err(CtlError::bad(message, format!("drumsctl verify {}", inside.display())));
+        }
         return Ok(if is_bucket(path) {
             (bucket::verify(&folder, c.registration), BUCKET_HELP)
         } else {
@@ -171,8 +179,14 @@ struct Archive(BTreeMap<String, Option<Vec<u8>>>);
 
 impl Archive {
     fn read(path: &Path) -> Result<Self, CtlError> {
-        let file = fs::File::open(path).map_err(CtlError::file("read", path))?;
-        Self::unpack(file).map_err(|why| {
+        let mut file = fs::File::open(path).map_err(CtlError::file("read", path))?;
+        let mut magic = [0; 4];
+        let packed = file.read_exact(&mut magic).is_ok() && magic == ZSTD;
+        Self::unpack(magic.chain(file)).map_err(|why| {
+            if packed {
+                let attempt = format!("unpacking {}, which is cut short or damaged", path.display());
+                return CtlError::failed(attempt, io::Error::other(why), BUNDLE_HELP);
+            }
             CtlError::bad(
                 format!("{} is not a bundle: {why}", path.display()),
                 "give a folder or a .tar.zst file that drumsctl export made",

@@ -56,6 +56,9 @@ pub(super) async fn watch(global: &Global, client: &Client, view: RunView) -> Re
         say!("teardown  {teardown}")?;
         say!("results   drumsctl results {}", run.experiment)?;
         say!("verdict   {}", closing.in_words())?;
+        for reason in &closing.reasons {
+            say!("why       {}", say::one_line(reason))?;
+        }
     }
     Ok(ExitCode::from(closing.exit_code()))
 }
@@ -71,10 +74,12 @@ struct Closed<'r> {
 
 /// The verdict that a watched run ends with. All complete runs of a registration are pooled into the experiment's, and
 /// one lucky run is not an experiment; a run that was not completed speaks for itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Closing {
     alone: Option<Verdict>,
     experiment: Option<Verdict>,
+    /// Why a run that was completed does not count.
+    reasons: Vec<String>,
 }
 
 impl Closing {
@@ -86,10 +91,14 @@ impl Closing {
             }
             Some(Verdict::Invalid | Verdict::Incomplete | Verdict::Lost | Verdict::Cancelled) | None => None,
         };
-        Ok(Self { alone, experiment })
+        let reasons = match alone {
+            Some(Verdict::Invalid) => results::reasons(client, run.experiment, run.registration, run.run).await?,
+            _ => Vec::new(),
+        };
+        Ok(Self { alone, experiment, reasons })
     }
 
-    fn in_words(self) -> String {
+    fn in_words(&self) -> String {
         let alone = self.alone.map_or("open", Verdict::as_str);
         match self.experiment {
             Some(experiment) => format!("this run alone: {alone}; experiment: {experiment}"),
@@ -97,7 +106,7 @@ impl Closing {
         }
     }
 
-    fn exit_code(self) -> u8 {
+    fn exit_code(&self) -> u8 {
         self.experiment.or(self.alone).map_or(1, Verdict::exit_code)
     }
 }
@@ -129,17 +138,23 @@ async fn follow(client: &Client, view: &RunView, bar: &ProgressBar) -> Result<Ru
             Ok(page) => page,
             Err(e @ CtlError::Unreachable { .. }) => {
                 // The run does not depend on us, and a coordinator that restarts goes on with it.
+                const WAITING: &str = "the coordinator cannot be reached; waiting for it";
+                if unheard.is_none() && bar.is_hidden() {
+                    note!("{WAITING}");
+                }
                 let since = *unheard.get_or_insert_with(tokio::time::Instant::now);
                 if since.elapsed() > PATIENCE {
                     return Err(e);
                 }
-                bar.set_message("the coordinator cannot be reached; waiting for it");
+                bar.set_message(WAITING);
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 continue;
             }
             Err(e) => return Err(e),
         };
-        unheard = None;
+        if unheard.take().is_some() && bar.is_hidden() {
+            note!("the coordinator is back");
+        }
         for e in &page.events {
             after = e.number;
             let who = e.host.as_ref().map_or_else(|| "run".to_owned(), ToString::to_string);

@@ -8,7 +8,7 @@ use drums_common::{
     digest::Sha256,
     failure::{Failure, FailureClass},
     telemetry::chain,
-    token::{Secret, Token},
+    token::{Address, Secret, Token},
 };
 use drums_coordinator::{clock::SystemClock, pki::SigningRequest};
 
@@ -83,6 +83,28 @@ async fn a_lost_answer_does_not_cost_the_token() {
     enrol(dir.path(), &token, BUILD).await.unwrap();
     let e = enrol(dir.path(), &coordinator.token("h2"), BUILD).await.unwrap_err();
     assert!(matches!(e, EnrolError::OtherIdentity { .. }), "{e}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_token_for_the_same_host_takes_the_place_of_what_is_held_unless_it_cannot_be_used() {
+    let coordinator = Coordinator::start();
+    let dir = tempfile::tempdir().unwrap();
+    let shown = |identity: &Identity| Sha256::of(&identity.chain[0]);
+    let first = enrol(dir.path(), &coordinator.token("h1"), BUILD).await.unwrap();
+    let mut moved = coordinator.token("h1");
+    moved.addresses.insert(0, Address { host: "localhost".into(), ..moved.addresses[0].clone() });
+    let second = enrol(dir.path(), &moved, BUILD).await.unwrap();
+    assert_ne!(shown(&second), shown(&first), "the host may have been released meanwhile");
+    assert_eq!((second.installation, &second.addresses), (first.installation, &moved.addresses));
+    assert_eq!(coordinator.store.with(|s| s.enrolled.last().unwrap().certificate), shown(&second));
+    // The token that made it is not used again, and one that is no good changes nothing.
+    for token in [moved, coordinator.token_until("h1", SystemClock.now())] {
+        assert_eq!(shown(&enrol(dir.path(), &token, BUILD).await.unwrap()), shown(&second));
+    }
+    let agent = Agent::run("h1", dir.path(), "m1").await;
+    coordinator.store.connected("h1", 1).await;
+    assert_eq!(coordinator.store.with(|s| s.shown.clone()), [shown(&second)]);
+    drop(agent);
 }
 
 #[tokio::test(flavor = "multi_thread")]
