@@ -9,8 +9,11 @@
 //! coordinator  alive → silent (2.5 s, shown only) → lost (life lease, judged) ; quiet: declared silence, expected ;
 //!              stuck: alive, and its work does not move within its bound (shown only)
 //! ```
+//! Declared silence that the coordinator acknowledged counts as heard of until its end, on both sides.
 //! Invariant: nobody is judged lost before the coordinator itself has been up for one full life lease, nor before it has
 //! paid attention without a gap for a grace period.
+//! Invariant: a host is judged lost only after its agent's life lease has lapsed on the agent's own clock, as long as no
+//! two clocks differ by more than [`DRIFT_PPM`].
 
 use std::collections::BTreeMap;
 
@@ -26,6 +29,20 @@ use crate::{
 const STALL_MS: u64 = 2_500;
 /// Seven answers may be lost before the dispatch lease is.
 const ANSWERS_PER_LEASE: u64 = 8;
+
+/// How much faster one machine's clock may run than another's, parts per million: the kernel slews each by up to 500.
+pub const DRIFT_PPM: u64 = 1_000;
+
+/// The longest silence that may be declared under a life lease: two of them, an hour by default, are more than any timed
+/// window, and bound what a broken agent gets.
+pub const fn longest_quiet_ms(life_ms: u64) -> u64 {
+    life_ms.saturating_mul(2)
+}
+
+/// How much longer `ms` of a slow clock may take by a fast one.
+fn drift_ms(ms: u64) -> u64 {
+    ms.saturating_mul(DRIFT_PPM).div_ceil(1_000_000 - DRIFT_PPM)
+}
 
 /// Durations of leases, milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,6 +135,8 @@ pub struct AgentLease {
     renewed: Option<MonoMicros>,
     /// When this agent started with what an earlier life of it held.
     resumed: Option<MonoMicros>,
+    /// The end of the declared silence that the coordinator acknowledged last: it expects nothing before.
+    agreed_until: Option<MonoMicros>,
 }
 
 impl AgentLease {
@@ -141,6 +160,7 @@ impl AgentLease {
         self.dispatch_ms = welcome.dispatch_lease_ms;
         self.life_ms = welcome.life_lease_ms;
         self.renewed = self.renewed.max(Some(sent));
+        self.agreed_until = None;
         Ok(())
     }
 
@@ -155,6 +175,12 @@ impl AgentLease {
         self.renewed != before
     }
 
+    /// The coordinator acknowledged a silence that was declared for `bound_ms` at `declared`: it does not judge before its
+    /// end, so the life lease does not end before it either.
+    pub fn silence_agreed(&mut self, declared: MonoMicros, bound_ms: u64) {
+        self.agreed_until = self.agreed_until.max(Some(declared.plus_ms(bound_ms.min(longest_quiet_ms(self.life_ms)))));
+    }
+
     /// The dispatch lease holds: a new block may begin.
     pub fn may_take_new_block(&self, now: MonoMicros) -> bool {
         self.renewed.is_some_and(|r| now < r.plus_ms(self.dispatch_ms))
@@ -163,7 +189,7 @@ impl AgentLease {
     /// Milliseconds of life left: until the life lease or `deadline` (of the run, on the same clock), whichever is first.
     /// An agent that was never welcomed, in no life of it, holds no work under this lease, so only the deadline counts.
     pub fn life_left_ms(&self, now: MonoMicros, deadline: Option<MonoMicros>) -> u64 {
-        let lease = self.renewed.or(self.resumed).map(|r| r.plus_ms(self.life_ms));
+        let lease = self.renewed.or(self.resumed).map(|r| r.plus_ms(self.life_ms)).max(self.agreed_until);
         let end = match (lease, deadline) {
             (Some(a), Some(b)) => a.min(b),
             (Some(a), None) | (None, Some(a)) => a,
@@ -199,7 +225,7 @@ pub enum Health {
     Stuck {
         for_ms: u64,
     },
-    /// Unheard of for a whole life lease, of which the coordinator watched all: judged.
+    /// Unheard of for a whole life lease, of which the coordinator watched all, and beyond any declared silence: judged.
     Lost {
         for_ms: u64,
     },
@@ -210,6 +236,8 @@ pub enum Health {
 pub struct HostLease {
     pub generation: Generation,
     pub heard: MonoMicros,
+    /// Only an earlier life of the coordinator heard it, and may have agreed to a silence of which this one does not know.
+    unheard: bool,
     pub quiet_until: Option<MonoMicros>,
     pub activity: Activity,
     pub progress: u64,
@@ -252,7 +280,7 @@ impl HostLeases {
     /// A host expected from an earlier life of the coordinator: its silence counts from now, not from its last beat.
     pub fn expect(&mut self, host: HostId, generation: Generation) {
         let now = self.up_since;
-        self.hosts.entry(host).or_insert_with(|| HostLease::new(generation, now));
+        self.hosts.entry(host).or_insert_with(|| HostLease { unheard: true, ..HostLease::new(generation, now) });
     }
 
     /// A host connected under a generation.
@@ -262,7 +290,7 @@ impl HostLeases {
             return Err(Stale { got: generation, held: lease.generation });
         }
         lease.generation = generation;
-        lease.heard = lease.heard.max(received);
+        lease.hear(received);
         lease.quiet_until = None;
         lease.newest_beat = 0;
         lease.answered = None;
@@ -271,22 +299,30 @@ impl HostLeases {
         Ok(())
     }
 
+    /// What the host was given so far is fenced: nothing under an older generation renews anything from now on.
+    pub fn fence(&mut self, host: &HostId, generation: Generation) {
+        if let Some(lease) = self.hosts.get_mut(host) {
+            lease.generation = lease.generation.max(generation);
+        }
+    }
+
     /// A beat arrived. `None` for one of an old generation or an unknown host: it renews nothing. Nor is an answer owed
     /// to every beat: one in an eighth of the dispatch lease keeps it renewed, and each announcement of silence gets its
     /// own. An answer costs both sides as much as a beat.
     pub fn beat(&mut self, host: &HostId, beat: &Beat, received: MonoMicros) -> Option<BeatAck> {
         let (slack, answer_ms) = (self.times.quiet_slack_ms, self.times.dispatch_ms / ANSWERS_PER_LEASE);
+        let longest_ms = longest_quiet_ms(self.times.life_ms);
         let lease = self.hosts.get_mut(host)?;
         if beat.generation != lease.generation {
             return None;
         }
-        lease.heard = lease.heard.max(received);
+        lease.hear(received);
         // Datagrams overtake one another: an older beat is heard, and says nothing about the present.
         if beat.number > lease.newest_beat {
             lease.newest_beat = beat.number;
             lease.activity = beat.activity.clone();
             lease.quiet_until =
-                (beat.quiet_ms > 0).then(|| received.plus_ms(beat.quiet_ms.min(self.times.life_ms)).plus_ms(slack));
+                (beat.quiet_ms > 0).then(|| received.plus_ms(beat.quiet_ms.min(longest_ms)).plus_ms(slack));
             if beat.progress > lease.progress {
                 lease.progress = beat.progress;
                 lease.progressed = received;
@@ -302,7 +338,7 @@ impl HostLeases {
     /// Anything else that proves the agent alive (evidence, a request).
     pub fn heard(&mut self, host: &HostId, received: MonoMicros) {
         if let Some(lease) = self.hosts.get_mut(host) {
-            lease.heard = lease.heard.max(received);
+            lease.hear(received);
         }
     }
 
@@ -328,7 +364,11 @@ impl HostLeases {
         let since = lease.heard.max(self.up_since.min(now));
         let for_ms = now.ms_since(since);
         let attentive = now.ms_since(self.attentive_since) >= self.times.grace_ms;
-        if for_ms >= self.times.life_ms && now.ms_since(self.up_since) >= self.times.life_ms && attentive {
+        let (life_ms, longest_ms) = (self.times.life_ms, longest_quiet_ms(self.times.life_ms));
+        // The agent's clock may be the slower one, and it must have stopped by then.
+        let stopped_ms = if lease.unheard { longest_ms + drift_ms(longest_ms) } else { life_ms + drift_ms(life_ms) };
+        let expected = lease.quiet_until.is_some_and(|until| now < until.plus_ms(drift_ms(longest_ms)));
+        if for_ms >= stopped_ms && now.ms_since(self.up_since) >= life_ms && attentive && !expected {
             return Some(Health::Lost { for_ms });
         }
         if let Some(until) = lease.quiet_until {
@@ -357,6 +397,7 @@ impl HostLease {
         Self {
             generation,
             heard: now,
+            unheard: false,
             quiet_until: None,
             activity: Activity::Idle,
             progress: 0,
@@ -365,6 +406,11 @@ impl HostLease {
             newest_beat: 0,
             answered: None,
         }
+    }
+
+    fn hear(&mut self, received: MonoMicros) {
+        self.heard = self.heard.max(received);
+        self.unheard = false;
     }
 }
 
@@ -454,15 +500,16 @@ mod tests {
     fn silence_is_shown_then_judged_and_never_before_a_full_grace_of_uptime() {
         let times = LeaseTimes::default();
         let mut leases = HostLeases::new(times, at(100.0));
-        leases.expect(host(), Generation(1));
+        leases.welcomed(host(), Generation(1), at(100.0)).unwrap();
         let health = |l: &HostLeases, t| l.health(&host(), at(t)).unwrap();
         assert_eq!(health(&leases, 100.0), Health::Alive);
         assert_eq!(health(&leases, 102.5), Health::Silent { for_ms: 2_500 });
         assert_eq!(health(&leases, 1899.0), Health::Silent { for_ms: 1_799_000 });
-        assert_eq!(health(&leases, 1900.0), Health::Lost { for_ms: 1_800_000 });
+        assert!(matches!(health(&leases, 1901.7), Health::Silent { .. }), "its clock may be the slower one");
+        assert!(matches!(health(&leases, 1901.81), Health::Lost { .. }));
         // It comes back.
-        leases.welcomed(host(), Generation(1), at(1901.0)).unwrap();
-        assert_eq!(health(&leases, 1901.0), Health::Alive);
+        leases.welcomed(host(), Generation(1), at(1902.0)).unwrap();
+        assert_eq!(health(&leases, 1902.0), Health::Alive);
         assert_eq!(leases.health(&"h9".parse().unwrap(), at(0.0)), None);
     }
 
@@ -519,12 +566,61 @@ mod tests {
         leases.welcomed(host(), Generation(1), at(0.0)).unwrap();
         leases.beat(&host(), &beat(1, 1, 40 * 60_000), at(1.0)).unwrap();
         let health = |l: &HostLeases, t| l.health(&host(), at(t)).unwrap();
-        assert_eq!(health(&leases, 21.0), Health::Quiet { left_ms: 1_780_000 }, "bounded by the life lease");
+        assert_eq!(health(&leases, 21.0), Health::Quiet { left_ms: 2_380_000 });
         leases.beat(&host(), &beat(1, 2, 30_000), at(22.0)).unwrap();
         assert_eq!(health(&leases, 51.0), Health::Quiet { left_ms: 1_000 });
         assert_eq!(health(&leases, 55.5), Health::QuietOverrun { by_ms: 1_000 });
         leases.beat(&host(), &beat(1, 3, 0), at(56.0)).unwrap();
         assert_eq!(health(&leases, 56.0), Health::Alive);
+    }
+
+    #[test]
+    fn silence_that_was_agreed_on_may_be_longer_than_the_life_lease_and_no_longer_than_declared() {
+        let (mut leases, mut agent) = (HostLeases::new(LeaseTimes::default(), at(0.0)), AgentLease::default());
+        leases.welcomed(host(), Generation(1), at(0.0)).unwrap();
+        agent.welcomed(&welcome(1), at(0.0)).unwrap();
+        leases.beat(&host(), &beat(1, 1, 40 * 60_000), at(1.0)).unwrap();
+        agent.silence_agreed(at(1.0), 40 * 60_000);
+        // 40 minutes from second 1, the slack, and what clocks may be apart after an hour.
+        let (end, judged) = (2401.0, 2401.0 + 2.5 + 3.61);
+        (0..5_000).for_each(|s| leases.looked(at(f64::from(s))));
+        assert!(!agent.life_expired(at(end - 0.1)) && agent.life_expired(at(end)));
+        assert!(!agent.may_take_new_block(at(11.0)), "silence renews no dispatch lease");
+        assert!(matches!(leases.health(&host(), at(judged - 0.1)), Some(Health::QuietOverrun { .. })));
+        assert!(matches!(leases.health(&host(), at(judged)), Some(Health::Lost { .. })));
+        // What is declared for ever is cut.
+        leases.beat(&host(), &beat(1, 2, u64::MAX), at(2401.0)).unwrap();
+        agent.silence_agreed(at(2401.0), u64::MAX);
+        assert!(agent.life_expired(at(2401.0 + 3600.0)));
+        assert!(matches!(leases.health(&host(), at(2401.0 + 3606.2)), Some(Health::Lost { .. })));
+    }
+
+    #[test]
+    fn a_coordinator_that_was_restarted_waits_out_any_silence_that_was_agreed_on_before() {
+        let mut leases = HostLeases::new(LeaseTimes::default(), at(0.0));
+        leases.expect(host(), Generation(1));
+        let mut agent = AgentLease::default();
+        agent.welcomed(&welcome(1), at(0.0)).unwrap();
+        // Declared to the one before, a moment before its end.
+        agent.silence_agreed(at(0.0), u64::MAX);
+        (0..4_000).for_each(|s| leases.looked(at(f64::from(s))));
+        for (t, stopped, lost) in [(3599.9, false, false), (3603.5, true, false), (3603.7, true, true)] {
+            assert_eq!(agent.life_expired(at(t)), stopped, "{t}");
+            assert_eq!(matches!(leases.health(&host(), at(t)), Some(Health::Lost { .. })), lost, "{t}");
+        }
+        // Once it is heard, this one knows.
+        leases.heard(&host(), at(1.0));
+        assert!(matches!(leases.health(&host(), at(1803.0)), Some(Health::Lost { .. })));
+    }
+
+    #[test]
+    fn a_fenced_host_renews_nothing_under_its_old_generation() {
+        let mut leases = HostLeases::new(LeaseTimes::default(), at(0.0));
+        leases.welcomed(host(), Generation(1), at(0.0)).unwrap();
+        leases.fence(&host(), Generation(2));
+        assert_eq!(leases.beat(&host(), &beat(1, 1, 0), at(1.0)), None);
+        assert!(leases.welcomed(host(), Generation(1), at(1.0)).is_err());
+        assert!(leases.welcomed(host(), Generation(2), at(1.0)).is_ok());
     }
 
     #[test]
@@ -581,25 +677,29 @@ mod tests {
             prop_assert!(lease.life_expired(MonoMicros((newest + 1800) * S)));
         }
 
-        /// The agent stops before the coordinator judges it: with one clock rate and any delays, a host judged lost by
-        /// the coordinator has a lapsed life lease.
+        /// The agent stops before the coordinator judges it: with clocks that differ by what clocks may and any delays, a
+        /// host judged lost by the coordinator has a lapsed life lease.
         #[test]
-        fn a_lost_host_has_already_stopped(beats in proptest::collection::vec((0u64..3600, 0u64..5, any::<bool>()), 0..20), now in 0u64..8000) {
+        fn a_lost_host_has_already_stopped(
+            beats in proptest::collection::vec((0u64..3600, 0u64..5, any::<bool>()), 0..20),
+            now in 0u64..8000,
+            slow_ppm in 0..=DRIFT_PPM,
+        ) {
+            let by_agent = |us: u64| MonoMicros(us - us * slow_ppm / 1_000_000);
             let mut agent = AgentLease::default();
             let mut leases = HostLeases::new(LeaseTimes::default(), MonoMicros(0));
             agent.welcomed(&welcome(1), MonoMicros(0)).unwrap();
             leases.welcomed(host(), Generation(1), MonoMicros(0)).unwrap();
             for (n, (sent, delay, ack_arrives)) in beats.into_iter().enumerate() {
                 if sent + delay > now { continue; }
-                let b = Beat { sent: MonoMicros(sent * S), ..beat(1, n as u64 + 1, 0) };
+                let b = Beat { sent: by_agent(sent * S), ..beat(1, n as u64 + 1, 0) };
                 let received = MonoMicros((sent + delay) * S);
                 if let Some(a) = leases.beat(&host(), &b, received) && ack_arrives {
-                    agent.acked(&a, MonoMicros((sent + delay) * S));
+                    agent.acked(&a, by_agent((sent + delay) * S));
                 }
             }
-            let now = MonoMicros(now * S);
-            if matches!(leases.health(&host(), now), Some(Health::Lost { .. })) {
-                prop_assert!(agent.life_expired(now));
+            if matches!(leases.health(&host(), MonoMicros(now * S)), Some(Health::Lost { .. })) {
+                prop_assert!(agent.life_expired(by_agent(now * S)));
             }
         }
     }

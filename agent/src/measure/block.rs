@@ -39,6 +39,9 @@ const BASE_SESSIONS: usize = 5;
 /// An arm that fails more than half of them is not waited for any longer.
 const MAX_BASE_TURNS: u32 = 10;
 
+/// A dispatch lease that ended in silence of our own is renewed by the next beat, well within this.
+const RENEWAL: Duration = Duration::from_secs(3);
+
 /// What a block is run with; the same over a run.
 pub struct Bench<'a> {
     pub engine: &'a mut dyn ArmEngine,
@@ -63,7 +66,7 @@ pub struct Bench<'a> {
 pub enum Ran {
     /// It has its two records.
     Ended(BlockResult),
-    /// It was called off before it began, and has none.
+    /// It was called off, or the dispatch lease was lost, before it began, and it has none.
     NotBegun,
 }
 
@@ -92,6 +95,10 @@ pub fn run(bench: &mut Bench<'_>, grant: &Grant) -> Result<Ran, BlockError> {
             Ensured::GivenUp => return Ok(Ran::NotBegun),
         },
     };
+    // Waiting for the machine and building templates take their time, in which the coordinator may have gone.
+    if !bench.link.wait_for_dispatch(RENEWAL) {
+        return Ok(Ran::NotBegun);
+    }
     let started = BlockStarted {
         block: grant.block,
         kind: grant.kind,

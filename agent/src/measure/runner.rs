@@ -562,7 +562,7 @@ fn situation<'a>(
 }
 
 /// What a restarted agent owes to a run that was open when it died.
-fn recover(journal: &mut Journal, audit: &AuditReport) -> Result<(), SpoolError> {
+pub fn recover(journal: &mut Journal, audit: &AuditReport) -> Result<(), SpoolError> {
     let counts = format!(
         "the agent was restarted; its audit undid {} recorded and {} unrecorded resources, {} had gone by themselves",
         audit.undone.len(),

@@ -142,7 +142,7 @@ async fn attempt(
     request: &EnrolRequest,
     build: Sha256,
 ) -> Result<EnrolReply, AttemptError> {
-    let (endpoint, connection) = tls::dial(&address.host, address.enrol, config).await?;
+    let (endpoint, connection) = tls::dial(&tls::Udp, &address.host, address.enrol, config).await?;
     let exchange = async {
         let (mut send, mut recv) = connection.open_bi().await.map_err(|e| AttemptError::Broken(tls::words(&e)))?;
         io::shake_hands(&mut send, &mut recv, build).await?;

@@ -1,9 +1,7 @@
-//! Sending evidence: from the spool, in order, until the coordinator has committed it.
-//!
-//! The coordinator's answers are the truth: where it says that less is committed than we believed, sending goes back to
-//! there. Nothing is sent in a quiet interval. A run whose evidence is not taken rests for a while, and holds up no other.
+//! Sending evidence: from the spool, in order, until the coordinator has committed it. What is sent when is `sending`'s
+//! decision; here is what carries it. Nothing is sent in a quiet interval.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
 use drums_common::{
     ids::RunId,
@@ -14,61 +12,23 @@ use drums_common::{
     },
 };
 use quinn::{Connection, RecvStream, SendStream};
-use tokio::time::Instant;
 
 use super::{
     io::{self, StreamError},
     link::Shared,
+    sending::{Held, PAUSE_MS, Sending, Taken},
 };
 use crate::spool::{RunSpool, Spool};
 
 /// Well below the lane's cap; a frame is what is lost when a connection breaks.
-const BATCH_BYTES: usize = 256 << 10;
-/// Between attempts while the coordinator cannot commit; for one run it doubles up to the maximum, since it may be that
-/// the coordinator never takes it.
-const PAUSE: Duration = Duration::from_secs(1);
-const MAX_PAUSE: Duration = Duration::from_secs(30);
-
-/// Runs that were not taken when they were last tried.
-#[derive(Default)]
-struct Resting(HashMap<RunId, Rest>);
-
-struct Rest {
-    until: Instant,
-    pause: Duration,
-}
-
-impl Resting {
-    fn rests(&self, run: RunId, now: Instant) -> bool {
-        self.0.get(&run).is_some_and(|r| now < r.until)
-    }
-
-    /// A run was not taken. True if that is news.
-    fn refused(&mut self, run: RunId, now: Instant) -> bool {
-        let before = self.0.get(&run).map(|r| r.pause);
-        let pause = before.map_or(PAUSE, |p| (2 * p).min(MAX_PAUSE));
-        self.0.insert(run, Rest { until: now + pause, pause });
-        before.is_none()
-    }
-
-    /// A run was taken. True if that is news.
-    fn taken(&mut self, run: RunId) -> bool {
-        self.0.remove(&run).is_some()
-    }
-
-    /// When the next rest ends.
-    fn next_end(&self, now: Instant) -> Option<Instant> {
-        self.0.values().map(|r| r.until).filter(|end| *end > now).min()
-    }
-}
+pub const BATCH_BYTES: usize = 256 << 10;
 
 /// Sends for as long as the connection lives; returns when it does not.
 pub(super) async fn run(connection: &Connection, spool: &Spool, shared: &Shared) -> quinn::ConnectionError {
-    let mut cursors = HashMap::new();
-    let mut resting = Resting::default();
+    let mut sending = Sending::default();
     loop {
         let failed = match open(connection).await {
-            Ok((send, recv)) => send_all(send, recv, spool, shared, &mut cursors, &mut resting).await,
+            Ok((send, recv)) => send_all(send, recv, spool, shared, &mut sending).await,
             Err(e) => (None, e),
         };
         if let Some(reason) = connection.close_reason() {
@@ -77,13 +37,13 @@ pub(super) async fn run(connection: &Connection, spool: &Spool, shared: &Shared)
         match failed {
             (Some(run), e) => {
                 // The others go on at once.
-                if resting.refused(run, Instant::now()) {
+                if sending.refused(run, shared.clock.boottime()) {
                     tracing::warn!(%run, error = %chain(&e), "evidence of this run was not taken; it will be tried again");
                 }
             }
             (None, e) => {
                 tracing::warn!(error = %chain(&e), "no evidence can be sent; trying again");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(Duration::from_millis(PAUSE_MS)).await;
             }
         }
     }
@@ -101,36 +61,16 @@ async fn send_all(
     mut recv: RecvStream,
     spool: &Spool,
     shared: &Shared,
-    cursors: &mut HashMap<RunId, u64>,
-    resting: &mut Resting,
+    sending: &mut Sending,
 ) -> (Option<RunId>, StreamError) {
     loop {
-        let mut sent_any = false;
-        for run in spool.runs() {
-            let id = run.meta().run;
-            if resting.rests(id, Instant::now()) {
-                continue;
-            }
-            match send_some(&mut send, &mut recv, &run, shared, cursors).await {
-                Ok(Sent::Nothing) => {}
-                Ok(Sent::Taken) => {
-                    sent_any = true;
-                    if resting.taken(id) {
-                        tracing::info!(run = %id, "evidence of this run is taken again");
-                    }
-                }
-                // Neither committed nor told to go back: do not spin.
-                Ok(Sent::NotTaken) => {
-                    resting.refused(id, Instant::now());
-                }
-                Err(e) => return (Some(id), e),
-            }
-        }
-        if !sent_any {
-            let rested = resting.next_end(Instant::now());
+        let now = shared.clock.boottime();
+        let held: Vec<Held> = spool.runs().iter().map(|r| Held::from(&**r)).collect();
+        let Some((id, cursor)) = sending.next(&held, now) else {
+            let rested = sending.rested(now).map(|end| Duration::from_micros(end.us_since(now)));
             let rested = async {
                 match rested {
-                    Some(end) => tokio::time::sleep_until(end).await,
+                    Some(rest) => tokio::time::sleep(rest).await,
                     None => std::future::pending().await,
                 }
             };
@@ -139,39 +79,37 @@ async fn send_all(
                 () = spool.committed() => {}
                 () = rested => {}
             }
+            continue;
+        };
+        let Some(run) = spool.run(id) else { continue };
+        match send_some(&mut send, &mut recv, &run, cursor, shared).await {
+            Ok(Some(ack)) => {
+                if sending.answered(&ack, cursor, shared.clock.boottime()) == Taken::Again {
+                    tracing::info!(run = %id, "evidence of this run is taken again");
+                }
+            }
+            Ok(None) => sending.unreadable(id),
+            Err(e) => return (Some(id), e),
         }
     }
 }
 
-enum Sent {
-    /// There was nothing to send.
-    Nothing,
-    Taken,
-    NotTaken,
-}
-
-/// One batch of one run.
+/// One batch of one run and its answer; none if it cannot be read.
 async fn send_some(
     send: &mut SendStream,
     recv: &mut RecvStream,
     spool: &RunSpool,
+    cursor: u64,
     shared: &Shared,
-    cursors: &mut HashMap<RunId, u64>,
-) -> Result<Sent, StreamError> {
+) -> Result<Option<EvidenceAck>, StreamError> {
     let run = spool.meta().run;
-    let cursor = *cursors.entry(run).or_insert_with(|| spool.acked());
-    if cursor >= spool.last_seq() {
-        return Ok(Sent::Nothing);
-    }
     // Reading the disk is work too: it waits for the end of a quiet interval as sending does.
     shared.not_quiet().await;
     let records = match spool.read_after(cursor, BATCH_BYTES) {
         Ok(records) => records,
         Err(e) => {
             tracing::error!(%run, error = %chain(&e), "evidence cannot be read from the spool");
-            // The other runs go on; this one is looked at again on the next connection.
-            cursors.insert(run, u64::MAX);
-            return Ok(Sent::Nothing);
+            return Ok(None);
         }
     };
     shared.not_quiet().await;
@@ -180,9 +118,8 @@ async fn send_some(
     if ack.run != run {
         return Err(StreamError::OtherRun);
     }
-    cursors.insert(run, ack.through_seq);
     if let Err(e) = spool.set_acked(ack.through_seq) {
         tracing::error!(%run, error = %chain(&e), "acknowledgement not recorded");
     }
-    Ok(if ack.through_seq == cursor { Sent::NotTaken } else { Sent::Taken })
+    Ok(Some(ack))
 }

@@ -33,6 +33,8 @@ const LAST_PACKET: Duration = Duration::from_millis(30);
 
 /// A started agent gives its coordinator as long as the dispatch lease is by default before it takes it for gone.
 const FIRST_CONTACT_MS: u64 = 10_000;
+/// No beat has this number.
+const NOT_ANNOUNCED: u64 = 0;
 
 /// Why the agent is to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,6 +99,7 @@ pub(super) struct FetchRequest {
 
 #[derive(Debug)]
 struct Quiet {
+    declared: MonoMicros,
     until: MonoMicros,
     bound_ms: u64,
     /// Number of the announcing beat once it was sent.
@@ -126,16 +129,17 @@ struct State {
     outbox: VecDeque<ToCoordinator>,
 }
 
-pub(super) struct Shared {
+/// The same state as the network tasks see it, and as whoever plays them in a simulation does.
+pub struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     /// Wakes the beat task: a quiet interval began or ended.
-    pub beat_now: Notify,
+    pub(super) beat_now: Notify,
     /// Wakes the link task: something is in the outbox, or the agent is to stop.
-    pub outbox_filled: Notify,
+    pub(super) outbox_filled: Notify,
     /// Wakes senders that wait for the end of a quiet interval.
-    pub quiet_ended: Notify,
-    pub clock: Arc<dyn Clock>,
+    pub(super) quiet_ended: Notify,
+    pub(super) clock: Arc<dyn Clock>,
 }
 
 /// The measuring side's handle. Cheap to clone.
@@ -175,6 +179,15 @@ impl Link {
             clock,
         };
         (Self { shared: Arc::new(shared), fetch }, requests)
+    }
+
+    /// A link whose network side is played by the caller.
+    pub fn unplugged(clock: Arc<dyn Clock>, facts: HostFacts) -> Self {
+        Self::new(clock, facts).0
+    }
+
+    pub fn network_side(&self) -> &Shared {
+        &self.shared
     }
 
     /// A link without a network, for tests of the measuring side: orders are given by `offer`, beats are not sent, and
@@ -261,32 +274,28 @@ impl Link {
 
     /// Declares silence of at most `bound` and begins it: from the return until the guard is dropped, the network side
     /// sends nothing. Overrunning the bound is a failure that the coordinator sees.
-    #[must_use = "silence ends when the guard is dropped"]
     pub fn quiet(&self, bound: Duration) -> QuietGuard {
+        let guard = self.declare_quiet(bound);
+        let waiting = |s: &mut State| s.connected && s.quiet.as_ref().is_some_and(|q| !q.acknowledged);
+        let waited = self.shared.changed.wait_timeout_while(self.shared.lock(), ANNOUNCE_WAIT, waiting);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        guard.begin();
+        // Nothing else ends this wait than the end of the connection.
+        drop(self.shared.changed.wait_timeout_while(self.shared.lock(), LAST_PACKET, |s| s.connected));
+        guard
+    }
+
+    /// Declares silence: one more beat announces it, for which whoever declares waits a little before it begins.
+    pub fn declare_quiet(&self, bound: Duration) -> QuietGuard {
         let bound_ms = u64::try_from(bound.as_millis()).unwrap_or(u64::MAX).max(1);
         let mut state = self.shared.lock();
-        let until = self.shared.clock.boottime().plus_ms(bound_ms);
-        state.quiet = Some(Quiet { until, bound_ms, announced: None, acknowledged: false });
-        if state.connected {
-            self.shared.beat_now.notify_one();
-            let waiting = |s: &mut State| s.connected && s.quiet.as_ref().is_some_and(|q| !q.acknowledged);
-            let (mut state, timeout) = self
-                .shared
-                .changed
-                .wait_timeout_while(state, ANNOUNCE_WAIT, waiting)
-                .unwrap_or_else(PoisonError::into_inner);
-            if timeout.timed_out()
-                && let Some(q) = &mut state.quiet
-            {
-                // Not announced in time: the interval begins all the same, and the beat must not come into it.
-                q.announced.get_or_insert(0);
-            }
-            // Nothing else ends this wait than the end of the connection.
-            drop(self.shared.changed.wait_timeout_while(state, LAST_PACKET, |s| s.connected));
-        } else if let Some(q) = &mut state.quiet {
-            // Nobody to announce it to; a connection made meanwhile keeps silent too.
-            q.announced = Some(0);
-        }
+        let declared = self.shared.clock.boottime();
+        // Without a connection there is nobody to announce it to; one that is made meanwhile keeps silent too.
+        let announced = if state.connected { None } else { Some(NOT_ANNOUNCED) };
+        let until = declared.plus_ms(bound_ms);
+        state.quiet = Some(Quiet { declared, until, bound_ms, announced, acknowledged: false });
+        drop(state);
+        self.shared.beat_now.notify_one();
         QuietGuard { shared: self.shared.clone() }
     }
 
@@ -337,12 +346,25 @@ impl Link {
 }
 
 /// Silence, until dropped.
-#[must_use]
+#[must_use = "silence ends when the guard is dropped"]
 pub struct QuietGuard {
     shared: Arc<Shared>,
 }
 
 impl QuietGuard {
+    /// From here on nothing is sent, announced or not: a beat that comes too late must not come into it.
+    pub fn begin(&self) {
+        if let Some(q) = &mut self.shared.lock().quiet {
+            q.announced.get_or_insert(NOT_ANNOUNCED);
+        }
+    }
+
+    /// The coordinator knows of it, or there is none to know.
+    pub fn announced(&self) -> bool {
+        let state = self.shared.lock();
+        !state.connected || state.quiet.as_ref().is_none_or(|q| q.acknowledged)
+    }
+
     /// True once the declared bound has passed.
     pub fn overrun(&self) -> bool {
         let now = self.shared.clock.boottime();
@@ -379,7 +401,7 @@ impl State {
 
 /// What the beat task does next.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum NextBeat {
+pub enum NextBeat {
     Send(Beat),
     /// A quiet interval: nothing until `beat_now`.
     Hush,
@@ -475,15 +497,17 @@ impl Shared {
 
     pub fn acked(&self, ack: &BeatAck) {
         let now = self.clock.boottime();
-        let mut state = self.lock();
-        state.lease.acked(ack, now);
-        state.answered = now;
-        if let Some(q) = &mut state.quiet
-            && q.announced == Some(ack.number)
         {
-            q.acknowledged = true;
+            let state = &mut *self.lock();
+            state.lease.acked(ack, now);
+            state.answered = now;
+            if let Some(q) = &mut state.quiet
+                && q.announced == Some(ack.number)
+            {
+                q.acknowledged = true;
+                state.lease.silence_agreed(q.declared, q.bound_ms);
+            }
         }
-        drop(state);
         self.changed.notify_all();
     }
 

@@ -21,6 +21,7 @@ mod life;
 mod link;
 mod put;
 mod renew;
+pub mod sending;
 mod session;
 mod tls;
 mod upload;
@@ -44,9 +45,10 @@ use tokio::{
 
 pub use self::{
     enrol::{EnrolError, enrol},
+    evidence::BATCH_BYTES,
     identity::{Identity, IdentityError, installation},
-    link::{Fetch, FetchError, Link, QuietGuard, Stop, View},
-    tls::DialError,
+    link::{Fetch, FetchError, Link, NextBeat, QuietGuard, Shared as NetworkSide, Stop, View},
+    tls::{DialError, Sockets, Udp},
     workload::WorkloadError,
 };
 use self::{
@@ -97,6 +99,11 @@ pub struct Net {
 impl Net {
     /// Starts the tasks on the current runtime.
     pub fn start(config: NetConfig) -> Result<(Self, Link), DialError> {
+        Self::start_on(Arc::new(Udp), config)
+    }
+
+    /// On sockets of the caller's.
+    pub fn start_on(sockets: Arc<dyn Sockets>, config: NetConfig) -> Result<(Self, Link), DialError> {
         let (addresses, installation) = session::describe(&config.identity);
         tracing::info!(host = %config.identity.host, %installation, coordinator = %addresses, "link starts");
         let credentials = Arc::new(Credentials::new(config.identity)?);
@@ -116,6 +123,7 @@ impl Net {
         };
         let context = Arc::new(Context {
             credentials,
+            sockets,
             shared: link.shared.clone(),
             spool: config.spool.clone(),
             offers: offers.clone(),
@@ -137,6 +145,12 @@ impl Net {
     pub fn welcomed(&self) -> impl Future<Output = bool> + Send + use<> {
         let mut current = self.current.clone();
         async move { current.wait_for(Option::is_some).await.is_ok() }
+    }
+
+    /// Ends at once and without a word, as a killed process does.
+    pub fn abort(self) {
+        self.sessions.abort();
+        self.fetches.abort();
     }
 
     /// Waits, at most `patience`, until everything in the spool is acknowledged or in its bucket; says goodbye; ends the

@@ -35,7 +35,7 @@ use super::{
     life,
     link::{NextBeat, Shared, Stop},
     renew::{self, Credentials},
-    tls::{self, DialError},
+    tls::{self, DialError, Sockets},
     upload::Offers,
 };
 use crate::spool::Spool;
@@ -47,6 +47,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// What every connection needs.
 pub(super) struct Context {
     pub credentials: Arc<Credentials>,
+    pub sockets: Arc<dyn Sockets>,
     pub shared: Arc<Shared>,
     pub spool: Arc<Spool>,
     pub offers: Arc<Offers>,
@@ -122,7 +123,7 @@ async fn connect(context: &Context) -> Result<Connected, End> {
     let mut tried = Vec::new();
     for i in (0..addresses.len()).map(|n| (first + n) % addresses.len()) {
         let address = &addresses[i];
-        let (endpoint, connection) = match tls::dial(&address.host, address.agents, &config).await {
+        let (endpoint, connection) = match tls::dial(&*context.sockets, &address.host, address.agents, &config).await {
             Ok(connected) => connected,
             Err(e @ DialError::NoAnswer { .. }) => {
                 tried.push(e.to_string());

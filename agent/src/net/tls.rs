@@ -107,13 +107,34 @@ fn quic(mut config: rustls::ClientConfig, transport: TransportConfig) -> Result<
     Ok(client)
 }
 
+/// Where a connection's packets go.
+pub trait Sockets: Send + Sync {
+    /// An endpoint that can dial `address`.
+    fn open(&self, address: SocketAddr) -> io::Result<Endpoint>;
+}
+
+/// UDP of this machine.
+pub struct Udp;
+
+impl Sockets for Udp {
+    fn open(&self, address: SocketAddr) -> io::Result<Endpoint> {
+        let any: SocketAddr = if address.is_ipv6() { ([0u16; 8], 0).into() } else { ([0u8; 4], 0).into() };
+        Endpoint::client(any)
+    }
+}
+
 /// Dials a host's addresses in turn. The endpoint lives as long as the connection.
-pub(super) async fn dial(host: &str, port: u16, config: &ClientConfig) -> Result<(Endpoint, Connection), DialError> {
+pub(super) async fn dial(
+    sockets: &dyn Sockets,
+    host: &str,
+    port: u16,
+    config: &ClientConfig,
+) -> Result<(Endpoint, Connection), DialError> {
     let lookup = |source| DialError::Lookup { host: host.to_owned(), source };
     let addresses = tokio::net::lookup_host((host, port)).await.map_err(lookup)?;
     let mut last = DialError::NoAddress { host: host.to_owned() };
     for address in addresses {
-        match dial_one(address, config).await {
+        match dial_one(sockets, address, config).await {
             Ok(connected) => return Ok(connected),
             Err(e) => last = e,
         }
@@ -121,9 +142,12 @@ pub(super) async fn dial(host: &str, port: u16, config: &ClientConfig) -> Result
     Err(last)
 }
 
-async fn dial_one(address: SocketAddr, config: &ClientConfig) -> Result<(Endpoint, Connection), DialError> {
-    let any: SocketAddr = if address.is_ipv6() { ([0u16; 8], 0).into() } else { ([0u8; 4], 0).into() };
-    let endpoint = Endpoint::client(any).map_err(DialError::Socket)?;
+async fn dial_one(
+    sockets: &dyn Sockets,
+    address: SocketAddr,
+    config: &ClientConfig,
+) -> Result<(Endpoint, Connection), DialError> {
+    let endpoint = sockets.open(address).map_err(DialError::Socket)?;
     let connecting = endpoint
         .connect_with(config.clone(), address, SERVER_NAME)
         .map_err(|source| DialError::Dial { address, source })?;

@@ -78,8 +78,13 @@ pub(super) async fn create(
     Extension(Operator(by)): Extension<Operator>,
     Body(body): Body<CreateRun>,
 ) -> Result<(StatusCode, Json<RunView>), ApiError> {
-    let new =
-        NewRun { experiment: body.experiment, registration: body.registration, until: body.until_us.map(Micros), by };
+    let new = NewRun {
+        id: RunId(rand::random()),
+        experiment: body.experiment,
+        registration: body.registration,
+        until: body.until_us.map(Micros),
+        by,
+    };
     let state = c.control.create_run(new).await?;
     let (row, experiment) = load(&c, state.id).await?;
     Ok((StatusCode::CREATED, Json(run_view(&c, &row, &experiment))))

@@ -652,15 +652,13 @@ impl RunState {
         let past = |at: Option<Micros>| at.is_some_and(|d| now >= d);
         // A run that waits for its machines has no deadline of its own yet, but may have the operator's.
         let due = if self.started.is_some() { past(self.deadline) } else { past(self.until) };
-        if due && self.ending.is_none() && self.live() {
-            self.end(Ending::Deadline, now, notes);
-        }
-        if self.phase == Phase::Preflight && self.hosts.iter().all(|h| h.prepared) {
+        if self.phase == Phase::Preflight && !due && self.hosts.iter().all(|h| h.prepared) {
             self.phase = Phase::Running;
             notes.push(note("running", None, "every host is prepared: blocks are granted by turns".to_owned()));
         }
         if self.phase == Phase::Running {
-            for (i, grant) in turns::next(&self.hosts, experiment) {
+            let grants = if due { Vec::new() } else { turns::next(&self.hosts, experiment) };
+            for (i, grant) in grants {
                 let text = format!("{}: {}", block_name(grant.kind, grant.block), order_in_words(&grant));
                 notes.push(note("granted", Some(&self.hosts[i].host), text));
                 self.hosts[i].granted.push(grant);
@@ -669,6 +667,11 @@ impl RunState {
                 self.phase = Phase::Collecting;
                 notes.push(note("collecting", None, "every block ended; looking for voided ones".to_owned()));
             }
+        }
+        if due && self.ending.is_none() && self.live() {
+            // Every block ended by its host's own count of the deadline: nobody's absence makes that incomplete.
+            let ending = if self.phase == Phase::Collecting { Ending::Done } else { Ending::Deadline };
+            self.end(ending, now, notes);
         }
         if self.phase == Phase::Unwinding
             && self.unwound(now)

@@ -392,6 +392,27 @@ fn a_run_cancelled_while_it_waits_closes_at_once() {
 }
 
 #[test]
+fn blocks_that_all_ended_are_analysed_although_nobody_looked_before_the_deadline() {
+    let mut w = World::new(&["m"], BTreeMap::new());
+    w.event(started()).unwrap();
+    while w.run.pending(w.now) != Some(Pending::FindVoids) {
+        w.agent_acts(0);
+    }
+    // The coordinator is away until the deadline has passed.
+    w.now = w.run.deadline.unwrap().plus_ms(1);
+    w.event(Event::Tick).unwrap();
+    assert_eq!(w.run.ending, Some(Ending::Done));
+    assert_eq!(w.play_on(), Verdict::Pass);
+    // A block that is still open then is not waited for.
+    let mut w = World::new(&["m"], BTreeMap::new());
+    w.event(started()).unwrap();
+    w.record(0, prepared());
+    w.now = w.run.deadline.unwrap();
+    w.event(Event::Tick).unwrap();
+    assert_eq!(w.run.ending, Some(Ending::Deadline));
+}
+
+#[test]
 fn a_voided_block_is_replaced_by_the_next_registered_one() {
     let mut w = World::new(&["m", "m"], BTreeMap::new());
     w.voids = vec![(host("h2"), 3)];

@@ -11,7 +11,7 @@ use drums_common::{
     clock::{Clock, MonoMicros},
     digest::Sha256,
     failure::{Failure, FailureClass},
-    lease::LeaseTimes,
+    lease::{LeaseTimes, longest_quiet_ms},
     telemetry::chain,
     wire::{
         close::Close,
@@ -319,7 +319,12 @@ async fn push_orders(
     }
 }
 
+/// Until when the agent is accounted for.
 type Heard = Arc<watch::Sender<MonoMicros>>;
+
+fn account(heard: &watch::Sender<MonoMicros>, at: MonoMicros) {
+    heard.send_modify(|h| *h = at.max(*h));
+}
 
 async fn read_control<P: Ports>(
     mut recv: RecvStream,
@@ -335,7 +340,7 @@ async fn read_control<P: Ports>(
             Ok(None) => return End::Nonsense("the end of its control stream"),
             Err(source) => return End::Stream { what: "reading the control stream", source },
         };
-        heard.send_replace(context.clock.boottime());
+        account(&heard, context.clock.boottime());
         match message {
             ToCoordinator::Facts(facts) => context.ports.facts(&peer, *facts).await,
             ToCoordinator::Refused { run, failure } => context.ports.demand_refused(&peer, run, failure).await,
@@ -367,7 +372,8 @@ async fn read_beats<P: Ports>(connection: &Connection, peer: &Peer, context: &Co
             Ok(beat) => beat,
             Err(e) => return End::Stream { what: "reading a beat", source: e.into() },
         };
-        heard.send_replace(received);
+        // Silence that was declared is not counted.
+        account(heard, received.plus_ms(beat.quiet_ms.min(longest_quiet_ms(context.leases.life_ms))));
         let Some(ack) = context.ports.beat(peer, &beat, received) else { continue };
         let answer = match codec::encode(Lane::Datagram, &ack) {
             Ok(answer) => answer,
@@ -454,7 +460,7 @@ async fn evidence<P: Ports>(
             Ok(None) => return Ok(()),
             Err(e) => return judge(WHAT, Err(e)),
         };
-        heard.send_replace(context.clock.boottime());
+        account(heard, context.clock.boottime());
         let run = batch.run;
         let first = batch.records.first().map_or(0, |r| r.seq);
         let whole = first > 0

@@ -35,8 +35,14 @@ pub enum EndpointError {
     NoQuicSuite(#[from] quinn_proto::crypto::rustls::NoInitialCipherSuite),
 }
 
-/// The endpoint that enrolled agents dial: mutual TLS, and no idle time-out, because declared silence is allowed.
+/// The endpoint that enrolled agents dial.
 pub fn agents(address: SocketAddr, pki: &Pki) -> Result<Endpoint, EndpointError> {
+    let (config, server) = for_agents(pki)?;
+    bind(address, config, server)
+}
+
+/// What it is made of, but for the socket: mutual TLS, and no idle time-out, because declared silence is allowed.
+pub fn for_agents(pki: &Pki) -> Result<(EndpointConfig, ServerConfig), EndpointError> {
     let mut roots = RootCertStore::empty();
     roots.add(pki.ca_der().clone())?;
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build()?;
@@ -61,7 +67,7 @@ pub fn agents(address: SocketAddr, pki: &Pki) -> Result<Endpoint, EndpointError>
         .datagram_receive_buffer_size(Some(64 << 10))
         .datagram_send_buffer_size(64 << 10)
         .congestion_controller_factory(Arc::new(quinn::congestion::CubicConfig::default()));
-    endpoint(address, tls, transport, pki)
+    configured(tls, transport, pki)
 }
 
 /// The endpoint for hosts that have only a token yet: no client certificate, one stream, short patience.
@@ -83,19 +89,19 @@ pub fn enrolment(address: SocketAddr, pki: &Pki) -> Result<Endpoint, EndpointErr
         .stream_receive_window(VarInt::from_u32(64 << 10))
         .receive_window(VarInt::from_u32(64 << 10))
         .datagram_receive_buffer_size(None);
-    endpoint(address, tls, transport, pki)
+    let (config, server) = configured(tls, transport, pki)?;
+    bind(address, config, server)
 }
 
 fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-fn endpoint(
-    address: SocketAddr,
+fn configured(
     tls: rustls::ServerConfig,
     transport: TransportConfig,
     pki: &Pki,
-) -> Result<Endpoint, EndpointError> {
+) -> Result<(EndpointConfig, ServerConfig), EndpointError> {
     let mut server = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls)?));
     server.transport_config(Arc::new(transport));
     // Both keys outlive a restart. An old connection's packet is then answered with a reset that the agent can verify, so
@@ -103,6 +109,10 @@ fn endpoint(
     let keys = pki.quic_keys()?;
     let mut config = EndpointConfig::new(Arc::new(ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &keys.reset)));
     config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(keys.connection_ids)));
+    Ok((config, server))
+}
+
+fn bind(address: SocketAddr, config: EndpointConfig, server: ServerConfig) -> Result<Endpoint, EndpointError> {
     let socket = socket(address).map_err(|source| EndpointError::Bind { address, source })?;
     Endpoint::new(config, Some(server), socket, Arc::new(TokioRuntime))
         .map_err(|source| EndpointError::Bind { address, source })

@@ -13,6 +13,9 @@ use quinn::Connection;
 /// round trip, also while the agent keeps a declared silence.
 const PROBE: Duration = Duration::from_secs(1);
 const PROBE_STEP: Duration = Duration::from_millis(20);
+/// What is on its way arrives within so many round trips, and not all of it within the shortest.
+const UNDER_WAY_RTTS: u32 = 3;
+const UNDER_WAY_LEAST: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
 pub(super) struct Registry {
@@ -76,8 +79,10 @@ impl Registry {
     }
 }
 
-/// Asks the peer's QUIC stack: it must acknowledge the probe.
+/// Asks the peer's QUIC stack: it must acknowledge the probe. What a process sent just before it was killed is still on its
+/// way and no sign of life, so that comes in first.
 async fn alive(connection: &Connection) -> bool {
+    tokio::time::sleep((connection.rtt() * UNDER_WAY_RTTS).clamp(UNDER_WAY_LEAST, PROBE)).await;
     let received = || connection.stats().udp_rx.datagrams;
     let before = received();
     // An empty datagram is no message; the agent drops it.

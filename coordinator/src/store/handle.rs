@@ -3,8 +3,11 @@
 //! Whatever waits is done together: each job is a transaction of its own inside one that all of them share, and all are
 //! answered after its commit. A thousand hosts that send evidence at once cost a few syncs of the disk instead of a
 //! thousand, and a job that fails takes only its own work back.
+//!
+//! Where time is simulated there is no thread: the caller does its own work, at once, so that one thread decides the order
+//! of everything.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use drums_common::telemetry::chain;
 use tokio::sync::{mpsc, oneshot};
@@ -23,12 +26,21 @@ const TOGETHER: usize = 512;
 
 /// Cheap to clone. The thread ends when the last handle is dropped and the queue is empty.
 #[derive(Clone)]
-pub struct StoreHandle {
-    jobs: mpsc::Sender<Job>,
-    thread: Arc<Thread>,
+pub struct StoreHandle(Writer);
+
+#[derive(Clone)]
+enum Writer {
+    Thread { jobs: mpsc::Sender<Job>, thread: Arc<Thread> },
+    Caller { store: SharedStore, reachable: Reachable },
 }
 
-struct Thread(std::sync::Mutex<Option<std::thread::JoinHandle<()>>>);
+struct Thread(Mutex<Option<std::thread::JoinHandle<()>>>);
+
+/// A store that outlives the handles on it, as a file outlives the process that wrote it.
+pub type SharedStore = Arc<Mutex<Box<dyn Store>>>;
+/// Asked before and after each piece of work. Once it says no, the work is not done, or its answer is not heard: what a
+/// kill at that instant looks like from outside.
+pub type Reachable = Arc<dyn Fn() -> bool + Send + Sync>;
 
 impl StoreHandle {
     pub fn start(mut store: Box<dyn Store>) -> std::io::Result<Self> {
@@ -49,7 +61,12 @@ impl StoreHandle {
                 }
             }
         })?;
-        Ok(Self { jobs, thread: Arc::new(Thread(std::sync::Mutex::new(Some(thread)))) })
+        Ok(Self(Writer::Thread { jobs, thread: Arc::new(Thread(Mutex::new(Some(thread)))) }))
+    }
+
+    /// Without a thread. Calls are done when they return.
+    pub fn of_caller(store: SharedStore, reachable: Reachable) -> Self {
+        Self(Writer::Caller { store, reachable })
     }
 
     /// Runs one or more transactions on the writer thread. They are done even if the caller goes away.
@@ -58,6 +75,16 @@ impl StoreHandle {
         T: Send + 'static,
         F: FnOnce(&mut dyn Store) -> Result<T, StoreError> + Send + 'static,
     {
+        let jobs = match &self.0 {
+            Writer::Thread { jobs, .. } => jobs,
+            Writer::Caller { store, reachable } => {
+                if !reachable() {
+                    return Err(StoreError::Closed);
+                }
+                let result = work(lock(store).as_mut());
+                return if reachable() { result } else { Err(StoreError::Closed) };
+            }
+        };
         let (reply, answer) = oneshot::channel();
         let job: Job = Box::new(move |store| {
             let done = work(store);
@@ -66,7 +93,7 @@ impl StoreHandle {
                 let _ = reply.send(committed.and(done));
             })
         });
-        self.jobs.send(job).await.map_err(|_| StoreError::Closed)?;
+        jobs.send(job).await.map_err(|_| StoreError::Closed)?;
         answer.await.map_err(|_| StoreError::Closed)?
     }
 
@@ -75,20 +102,31 @@ impl StoreHandle {
     where
         F: FnOnce(&mut dyn Store) + Send + 'static,
     {
-        let job: Job = Box::new(move |store| {
-            work(store);
-            Box::new(|committed| {
-                if let Err(e) = committed {
-                    tracing::error!(error = chain(&e), "what nobody waits for was not written");
+        match &self.0 {
+            Writer::Thread { jobs, .. } => {
+                let job: Job = Box::new(move |store| {
+                    work(store);
+                    Box::new(|committed| {
+                        if let Err(e) = committed {
+                            tracing::error!(error = chain(&e), "what nobody waits for was not written");
+                        }
+                    })
+                });
+                jobs.try_send(job).is_ok()
+            }
+            Writer::Caller { store, reachable } => {
+                let there = reachable();
+                if there {
+                    work(lock(store).as_mut());
                 }
-            })
-        });
-        self.jobs.try_send(job).is_ok()
+                there
+            }
+        }
     }
 
     /// Waits until everything that was handed in is done and the store is closed; other handles must be gone.
     pub async fn close(self) {
-        let Self { jobs, thread } = self;
+        let Self(Writer::Thread { jobs, thread }) = self else { return };
         drop(jobs);
         let handle = thread.0.lock().ok().and_then(|mut t| t.take());
         if let Some(handle) = handle {
@@ -96,4 +134,9 @@ impl StoreHandle {
             let _ = tokio::task::spawn_blocking(move || handle.join()).await;
         }
     }
+}
+
+fn lock(store: &SharedStore) -> std::sync::MutexGuard<'_, Box<dyn Store>> {
+    // Every method of a store is one transaction: a panic leaves none half done.
+    store.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -36,7 +36,7 @@ use drums_common::{
 };
 
 pub use audit::{AuditEntry, AuditQuery, AuditRow, Who};
-pub use handle::StoreHandle;
+pub use handle::{Reachable, SharedStore, StoreHandle};
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresStore, Taken};
 pub use sqlite::SqliteStore;

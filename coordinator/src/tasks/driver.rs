@@ -18,12 +18,13 @@ use drums_common::{
     plan,
     telemetry::chain,
 };
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use tokio::sync::{mpsc, watch};
 
 use super::{
     Control,
     committed::Committed,
-    questions::answered,
+    questions::Analyst,
     requests::{NewRun, Request},
     upgrades,
 };
@@ -85,12 +86,12 @@ struct Complaints {
     noted: u32,
 }
 
-pub(super) struct Driver {
+pub struct Driver {
     control: Arc<Control>,
     queue: mpsc::Receiver<Request>,
     runs: Vec<Active>,
-    answers: mpsc::Receiver<(RunId, Result<Event, StoreError>)>,
-    answer: mpsc::Sender<(RunId, Result<Event, StoreError>)>,
+    analyst: Arc<dyn Analyst>,
+    answers: FuturesUnordered<BoxFuture<'static, (RunId, Result<Event, StoreError>)>>,
     complaints: BTreeMap<(RunId, HostId), Complaints>,
     /// Hosts whose work did not move at the last look.
     stuck: BTreeSet<HostId>,
@@ -115,15 +116,18 @@ fn failure(e: &StoreError) -> Failure {
 }
 
 impl Driver {
-    pub(super) async fn load(control: Arc<Control>, queue: mpsc::Receiver<Request>) -> Result<Self, StoreError> {
+    pub(super) async fn load(
+        control: Arc<Control>,
+        queue: mpsc::Receiver<Request>,
+        analyst: Arc<dyn Analyst>,
+    ) -> Result<Self, StoreError> {
         let (rows, hosts) = control.store.call(|s| Ok((s.runs(None)?, s.hosts()?))).await?;
-        let (answer, answers) = mpsc::channel(16);
         let mut driver = Self {
             control,
             queue,
             runs: Vec::new(),
-            answers,
-            answer,
+            analyst,
+            answers: FuturesUnordered::new(),
             complaints: BTreeMap::new(),
             stuck: BTreeSet::new(),
             owed: Vec::new(),
@@ -166,7 +170,7 @@ impl Driver {
         Ok(())
     }
 
-    pub(super) async fn run(mut self, mut shutdown: watch::Receiver<bool>) {
+    pub async fn run(mut self, mut shutdown: watch::Receiver<bool>) {
         let mut timer = tokio::time::interval(TICK);
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         enum Woken {
@@ -186,7 +190,7 @@ impl Driver {
                 _ = shutdown.wait_for(|down| *down) => Woken::Down,
                 () = tokio::time::sleep_until(rested), if due => Woken::Rested,
                 request = self.queue.recv() => Woken::Request(request),
-                Some((run, answer)) = self.answers.recv() => Woken::Answer(run, answer),
+                Some((run, answer)) = self.answers.next() => Woken::Answer(run, answer),
                 () = self.control.wake.notified(), if !due => Woken::Look,
                 _ = timer.tick(), if !due => Woken::Look,
             };
@@ -197,7 +201,6 @@ impl Driver {
                 Woken::Rested => {
                     let began = tokio::time::Instant::now();
                     due = self.reconcile().await;
-                    self.control.looks.send_modify(|n| *n += 1);
                     rested = began + (began.elapsed() * (1 + REST)).min(TICK);
                     continue;
                 }
@@ -205,6 +208,26 @@ impl Driver {
             }
             due = true;
         }
+    }
+
+    /// What waits, and then one look at everything: for whoever keeps the time instead of `run`. True if another turn may
+    /// find more.
+    pub async fn turn(&mut self) -> bool {
+        let mut waited = false;
+        while let Ok(request) = self.queue.try_recv() {
+            waited = true;
+            self.request(request).await;
+        }
+        while let Some(Some((run, answer))) = self.answers.next().now_or_never() {
+            waited = true;
+            self.answer(run, answer).await;
+        }
+        self.reconcile().await || waited
+    }
+
+    /// The runs that it has something to do for, as they are stored.
+    pub fn runs(&self) -> impl Iterator<Item = &RunState> {
+        self.runs.iter().map(|r| &r.row.state)
     }
 
     async fn request(&mut self, request: Request) {
@@ -326,6 +349,7 @@ impl Driver {
         let here: HashSet<RunId> = runs.iter().map(|r| r.row.state.id).collect();
         self.control.committed().retain(|run, _| here.contains(run));
         self.send_orders();
+        self.control.looks.send_modify(|n| *n += 1);
         more
     }
 
@@ -461,41 +485,49 @@ impl Driver {
         more
     }
 
-    /// Hosts that were silent for a whole life lease are lost to their runs, and fenced.
+    /// Hosts that were silent for a whole life lease are fenced, and fenced hosts are lost to the runs that they were given
+    /// before. In this order: whatever is left of the host is late from the instant at which anybody counts on its loss,
+    /// and a crash in between is made good by the next look.
     async fn count_leases(&mut self) {
         let now = self.control.clock.boottime();
-        let mut lost = Vec::new();
-        {
-            let mut leases = self.control.leases();
-            leases.looked(now);
-            for active in self.runs.iter().filter(|r| r.row.state.live()) {
-                for h in active.row.state.hosts.iter().filter(|h| !h.lost && h.teardown.is_none()) {
-                    let fenced = leases.get(&h.host).is_some_and(|l| l.generation > h.generation);
-                    if fenced || matches!(leases.health(&h.host, now), Some(Health::Lost { .. })) {
-                        lost.push((active.row.state.id, h.host.clone(), fenced));
-                    }
-                }
-            }
-        }
-        for (run, host, fenced) in lost {
-            let started = self.runs.iter().any(|r| r.row.state.id == run && r.row.state.started.is_some());
-            if !started {
-                continue;
-            }
-            let stored = self.event(run, &Event::HostLost { host: host.clone() }).await;
-            if !matches!(stored, Ok(true)) || fenced {
-                continue;
-            }
-            tracing::warn!(host = %host, run = %run, "host lost: its life lease ended");
+        self.control.leases().looked(now);
+        let judged = |lease, given, health| lease == given && matches!(health, Some(Health::Lost { .. }));
+        for (run, host) in self.hosts_of_started_runs(judged) {
             let (of, audit) =
                 (host.clone(), self.control.audit_row(&Who::coordinator(), "fenced").host(&host).run(run));
             match self.control.store.call(move |s| s.next_generation(&of, &audit)).await {
-                Ok(generation) => tracing::info!(host = %host, generation = %generation, "host fenced"),
+                Ok(generation) => {
+                    tracing::warn!(host = %host, run = %run, generation = %generation, "host lost: its life lease ended");
+                    self.control.leases().fence(&host, generation);
+                    // Whatever connection it has left is of the old generation.
+                    self.control.links().remove(&host);
+                }
                 Err(e) => tracing::error!(host = %host, error = chain(&e), "a lost host was not fenced"),
             }
-            // Whatever connection it has left is of the old generation.
-            self.control.links().remove(&host);
         }
+        for (run, host) in self.hosts_of_started_runs(|lease, given, _| lease > given) {
+            // One that was not stored is told again at the next look.
+            let _ = self.event(run, &Event::HostLost { host }).await;
+        }
+    }
+
+    /// Hosts that runs under way still count on, each once per run, of which `pick` holds: given the generation that is
+    /// in force for the host, the one under which it got the run, and what can be said of it.
+    fn hosts_of_started_runs(
+        &self,
+        pick: impl Fn(Generation, Generation, Option<Health>) -> bool,
+    ) -> Vec<(RunId, HostId)> {
+        let now = self.control.clock.boottime();
+        let leases = self.control.leases();
+        let counted = self.runs.iter().map(|r| &r.row.state).filter(|s| s.live() && s.started.is_some());
+        counted
+            .flat_map(|s| s.hosts.iter().filter(|h| !h.lost && h.teardown.is_none()).map(move |h| (s.id, h)))
+            .filter(|(_, h)| {
+                let lease = leases.get(&h.host).map_or(h.generation, |l| l.generation);
+                pick(lease, h.generation, leases.health(&h.host, now))
+            })
+            .map(|(run, h)| (run, h.host.clone()))
+            .collect()
     }
 
     /// An agent may live and its work stand still: people are told, and nothing else follows.
@@ -587,15 +619,14 @@ impl Driver {
                 continue;
             }
             active.asking = true;
-            let (control, registration, state) =
-                (self.control.clone(), active.registration.clone(), active.row.state.clone());
-            let answer = self.answer.clone();
-            tokio::spawn(async move {
-                let run = state.id;
-                let answered = answered(&control, registration, state, pending).await;
-                // Fails only when the driver is gone; the next one asks again.
-                let _ = answer.send((run, answered)).await;
-            });
+            let run = active.row.state.id;
+            let answer = self.analyst.answer(
+                self.control.store.clone(),
+                active.registration.clone(),
+                active.row.state.clone(),
+                pending,
+            );
+            self.answers.push(Box::pin(answer.map(move |a| (run, a))));
         }
     }
 
@@ -704,7 +735,7 @@ impl Driver {
                 Some((host, row.facts.as_ref()?.identity.clone(), row.generation))
             })
             .collect();
-        let t = RunState::place(RunId(rand::random()), registration.sha256, made + 1, new.until, placed, now);
+        let t = RunState::place(new.id, registration.sha256, made + 1, new.until, placed, now);
         let (state, notes) = (t.next.clone(), t.notes);
         let audit = self.control.audit_row(&new.by, "run").run(state.id);
         let audit = audit.detail(&format!("{experiment}, run {} of {}", made + 1, e.design.max_runs));

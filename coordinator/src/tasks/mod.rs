@@ -37,7 +37,8 @@ use crate::{
     store::{AuditRow, StoreError, StoreHandle, Who},
 };
 
-pub use questions::analysis_inputs;
+pub use driver::Driver;
+pub use questions::{Analysis, Analyst, analysis_inputs};
 pub use requests::{HostView, NewRun};
 pub use uploads::Uploading;
 
@@ -84,13 +85,27 @@ impl Control {
         uploading: Option<Uploading>,
         shutdown: watch::Receiver<bool>,
     ) -> Result<(Arc<Self>, tokio::task::JoinHandle<()>), StoreError> {
+        artifacts.sweep().await;
+        let (control, driver) = Self::open(store, artifacts, clock, times, uploading, Arc::new(Analysis)).await?;
+        let task = tokio::spawn(driver.run(shutdown));
+        Ok((control, task))
+    }
+
+    /// Reads what is there, and hands over the driver to whoever runs it.
+    pub async fn open(
+        store: StoreHandle,
+        artifacts: Artifacts,
+        clock: Arc<dyn Clock>,
+        times: LeaseTimes,
+        uploading: Option<Uploading>,
+        analyst: Arc<dyn Analyst>,
+    ) -> Result<(Arc<Self>, Driver), StoreError> {
         let drawn = InstallationId(rand::random()).to_string();
         let named = AuditRow::new(clock.now(), Who::coordinator(), "installation").detail(&drawn);
         let installation = store.call(move |s| s.meta_or("installation", &drawn, &named)).await?;
         let installation = installation
             .parse()
             .map_err(|_| StoreError::Corrupt { what: "installation id", got: installation.clone() })?;
-        artifacts.sweep().await;
         let (requests, queue) = mpsc::channel(QUEUE);
         let control = Arc::new(Self {
             leases: Mutex::new(HostLeases::new(times, clock.boottime())),
@@ -110,9 +125,8 @@ impl Control {
             clock,
             installation,
         });
-        let driver = driver::Driver::load(control.clone(), queue).await?;
-        let task = tokio::spawn(driver.run(shutdown));
-        Ok((control, task))
+        let driver = Driver::load(control.clone(), queue, analyst).await?;
+        Ok((control, driver))
     }
 
     pub fn now(&self) -> Micros {

@@ -96,6 +96,7 @@ impl Ports for Control {
     }
 
     async fn facts(&self, peer: &Peer, facts: HostFacts) {
+        self.leases().heard(&peer.host, self.clock.boottime());
         let (host, installation, audit) = (peer.host.clone(), peer.installation, self.row_of(peer, "facts"));
         if let Err(e) = self.store.call(move |s| s.set_facts(&host, installation, &facts, &audit)).await {
             tracing::error!(host = %peer.host, error = chain(&e), "fresh facts were not stored");
@@ -129,6 +130,7 @@ impl Ports for Control {
     }
 
     async fn demand_refused(&self, peer: &Peer, run: RunId, failure: Failure) {
+        self.leases().heard(&peer.host, self.clock.boottime());
         tracing::warn!(host = %peer.host, run = %run, error = %failure, "the host cannot meet a run's demand");
         self.send(Request::HostRefused { host: peer.host.clone(), run, failure }).await;
     }

@@ -9,8 +9,9 @@ use std::{
 
 use drums_analysis::{self as analysis, RunMeta};
 use drums_common::{evidence::Record, experiment::Registration, ids::HostId, verdict::Verdict};
+use futures_util::future::BoxFuture;
 
-use super::{Control, driver::PAGE};
+use super::driver::PAGE;
 use crate::{
     core::run::{Ending, Event, Pending, RunState},
     store::{Store, StoreError, StoreHandle},
@@ -55,14 +56,43 @@ fn run_meta(state: &RunState, late: BTreeMap<HostId, BTreeSet<u64>>) -> RunMeta 
     RunMeta { run: state.id, number: state.number, state: ended, reason, late }
 }
 
-/// Reads a run's evidence and asks the analysis, off the driver's task.
-pub(super) async fn answered(
-    control: &Control,
+/// Who answers what a run has to find out.
+pub trait Analyst: Send + Sync {
+    fn answer(
+        &self,
+        store: StoreHandle,
+        registration: Arc<Registration>,
+        state: RunState,
+        pending: Pending,
+    ) -> BoxFuture<'static, Result<Event, StoreError>>;
+}
+
+/// The analysis, on the evidence that is stored.
+pub struct Analysis;
+
+impl Analyst for Analysis {
+    fn answer(
+        &self,
+        store: StoreHandle,
+        registration: Arc<Registration>,
+        state: RunState,
+        pending: Pending,
+    ) -> BoxFuture<'static, Result<Event, StoreError>> {
+        // A task of its own: whoever waits for the answer does not always listen, and the store's queue must not wait for
+        // one that stands in it.
+        let answer = tokio::spawn(answered(store, registration, state, pending));
+        Box::pin(async move { answer.await.unwrap_or(Err(StoreError::Closed)) })
+    }
+}
+
+/// Reads a run's evidence and asks the analysis.
+async fn answered(
+    store: StoreHandle,
     registration: Arc<Registration>,
     state: RunState,
     pending: Pending,
 ) -> Result<Event, StoreError> {
-    let (meta, records) = inputs(&control.store, &state).await?;
+    let (meta, records) = inputs(&store, &state).await?;
     let computed = tokio::task::spawn_blocking(move || match pending {
         Pending::FindVoids => Event::Voids(voids(&registration, meta, &records)),
         Pending::Analyse => {

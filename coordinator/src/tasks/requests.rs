@@ -19,6 +19,8 @@ use crate::{
 /// A run to be made.
 #[derive(Clone, Debug)]
 pub struct NewRun {
+    /// Drawn by whoever asks.
+    pub id: RunId,
     pub experiment: ExperimentId,
     /// None: the latest registration.
     pub registration: Option<Sha256>,

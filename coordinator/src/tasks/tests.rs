@@ -110,9 +110,13 @@ impl Life {
     }
 
     async fn run(&self) -> RunId {
-        let new = NewRun { experiment: "EXP-100".parse().unwrap(), registration: None, until: None, by: test() };
-        self.control.create_run(new).await.unwrap().id
+        self.control.create_run(new_run(None)).await.unwrap().id
     }
+}
+
+fn new_run(registration: Option<Sha256>) -> NewRun {
+    let (id, experiment) = (RunId(rand::random()), "EXP-100".parse().unwrap());
+    NewRun { id, experiment, registration, until: None, by: test() }
 }
 
 /// An agent in memory: its spool outlives coordinators.
@@ -372,14 +376,13 @@ async fn runs_are_refused_in_words_and_nothing_is_recorded() {
     let home = tempfile::tempdir().unwrap();
     let clock = Arc::new(TestClock::default());
     let life = Life::start(home.path(), clock.clone()).await;
-    let new = |registration| NewRun { experiment: "EXP-100".parse().unwrap(), registration, until: None, by: test() };
     let code = |r: Result<crate::core::run::RunState, Failure>| r.unwrap_err().code;
-    assert_eq!(code(life.control.create_run(new(None)).await), "not-registered");
+    assert_eq!(code(life.control.create_run(new_run(None)).await), "not-registered");
     let agents = [Agent::new("h1"), Agent::new("h2")];
     prepare(&life, &agents).await;
-    assert_eq!(code(life.control.create_run(new(None)).await), "not-enough-hosts");
-    assert_eq!(code(life.control.create_run(new(Some(Sha256::of(b"other")))).await), "not-registered");
-    let past = NewRun { until: Some(Micros(5)), ..new(None) };
+    assert_eq!(code(life.control.create_run(new_run(None)).await), "not-enough-hosts");
+    assert_eq!(code(life.control.create_run(new_run(Some(Sha256::of(b"other")))).await), "not-registered");
+    let past = NewRun { until: Some(Micros(5)), ..new_run(None) };
     assert_eq!(code(life.control.create_run(past).await), "deadline-past");
     assert_eq!(code(life.control.cancel_run(RunId([9; 6]), test()).await), "no-such-run");
     assert!(life.store.call(|s| s.runs(None)).await.unwrap().is_empty());

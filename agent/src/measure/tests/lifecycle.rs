@@ -1,5 +1,7 @@
 //! A run from its first record to its last: in order, cancelled, restarted, stopped.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use drums_common::{
     clock::MonoMicros,
     evidence::{Closed, Teardown, Template},
@@ -323,4 +325,47 @@ fn nothing_waits_for_the_disk_in_a_timed_window_and_a_turn_is_on_disk_before_the
         }
     }
     assert!(turns > 10, "{turns}");
+}
+
+/// The machine's clock, and what has been added to it.
+#[derive(Default)]
+struct Ahead(AtomicU64);
+
+impl Clock for Ahead {
+    fn now(&self) -> Micros {
+        SystemClock.now()
+    }
+    fn boottime(&self) -> MonoMicros {
+        SystemClock.boottime().plus_ms(self.0.load(Ordering::Relaxed))
+    }
+}
+
+#[test]
+fn no_block_begins_when_the_dispatch_lease_ends_while_its_templates_are_built() {
+    let clock = Arc::new(Ahead::default());
+    let passes = clock.clone();
+    let while_building = faults(move |c| {
+        if c.op == "build_template" {
+            passes.0.fetch_add(600_000, Ordering::Relaxed);
+        }
+        None
+    });
+    let mut a = Agent::start_with(clock.clone(), tempfile::tempdir().unwrap(), while_building, 1, 0);
+    let offer = |a: &Agent, phase, blocks| {
+        let mut desired = a.desired(phase, blocks);
+        // Longer than what passes: only the lease ends.
+        desired.runs[0].deadline_left_ms = 3_600_000;
+        a.link.offer(desired);
+    };
+    offer(&a, RunPhase::Prepare, 0);
+    a.settle();
+    offer(&a, RunPhase::Measure, 1);
+    assert_eq!(a.settle(), Idle::NoDispatch);
+    let begun = |a: &Agent| a.records().iter().any(|r| matches!(r.body, Body::BlockStarted(_)));
+    assert!(!begun(&a));
+    // The coordinator is there again; the templates were kept.
+    a.link.network_side().welcomed(&welcome(1), clock.boottime()).unwrap();
+    a.settle();
+    assert!(begun(&a));
+    assert_eq!(a.calls.borrow().iter().filter(|c| c.op == "build_template").count(), 2);
 }

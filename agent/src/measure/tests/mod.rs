@@ -15,7 +15,7 @@ use std::{
 
 use drums_common::{
     arm::ArmKind,
-    clock::Micros,
+    clock::{Clock, Micros},
     digest::Sha256,
     evidence::{BlockKind, BlockResult, Body, Outcome, Record},
     experiment::{
@@ -197,7 +197,16 @@ impl Agent {
     }
 
     fn start(dir: tempfile::TempDir, faults: Faults, generation: u32, min_free_bytes: u64) -> Self {
-        let clock = Arc::new(SystemClock);
+        Self::start_with(Arc::new(SystemClock), dir, faults, generation, min_free_bytes)
+    }
+
+    fn start_with(
+        clock: Arc<dyn Clock>,
+        dir: tempfile::TempDir,
+        faults: Faults,
+        generation: u32,
+        min_free_bytes: u64,
+    ) -> Self {
         let link = Link::detached(clock.clone(), facts(), &welcome(generation));
         let (spool, ..) = Spool::open(&dir.path().join("spool"), min_free_bytes).unwrap();
         let spool = Arc::new(spool);
