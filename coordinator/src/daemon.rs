@@ -42,6 +42,8 @@ use crate::{
 
 #[cfg(feature = "postgres")]
 use crate::standby::Lease;
+#[cfg(not(feature = "postgres"))]
+use crate::term::Term;
 
 /// Without another store than the home's own there is no lease to hold.
 #[cfg(not(feature = "postgres"))]
@@ -50,6 +52,10 @@ enum Lease {}
 #[cfg(not(feature = "postgres"))]
 impl Lease {
     fn watch(&self, _: watch::Receiver<bool>) -> JoinHandle<()> {
+        match *self {}
+    }
+
+    fn term(&self) -> Term {
         match *self {}
     }
 
@@ -206,6 +212,9 @@ async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
     let uploading = bucket.map(|b| Uploading::new(b, pki.fingerprint()));
     let (control, driver) =
         Control::start(store.clone(), artifacts, clock.clone(), config.leases, uploading, down.clone()).await?;
+    if let Some(lease) = &lease {
+        control.lead_for(lease.term());
+    }
 
     let agents = endpoint::agents(config.agents, &pki)?;
     let enrolment = endpoint::enrolment(config.enrol, &pki)?;

@@ -19,3 +19,4 @@ mod samples;
 mod standby;
 pub mod store;
 pub mod tasks;
+pub mod term;

@@ -6,7 +6,7 @@
 //!                                                      └ superseded, or no word of the store for three leases: end
 //! ```
 //! The store fences by itself (`store::postgres`): a coordinator that was stalled while another took over writes nothing,
-//! whatever it believes. Here is only who serves.
+//! whatever it believes. Here is only who serves; and from when the lease may be another's, no beat is answered ([`Term`]).
 
 use std::{
     future::Future,
@@ -28,6 +28,7 @@ use crate::{
     net::{self, endpoint},
     pki::Pki,
     store::{PostgresStore, StoreError, Taken},
+    term::Term,
 };
 
 /// Renewals per lease: two may fail before it runs out.
@@ -180,6 +181,7 @@ pub(crate) struct Lease {
     end: mpsc::SyncSender<()>,
     thread: std::thread::JoinHandle<()>,
     lost: watch::Receiver<bool>,
+    term: Term,
 }
 
 impl Lease {
@@ -188,23 +190,33 @@ impl Lease {
         let ttl = Duration::from_millis(at.lease_ms);
         let (end, ended) = mpsc::sync_channel(1);
         let (tell, lost) = watch::channel(false);
+        let term = Term::default();
+        let mut held = Held { epoch, ttl, renewed: clock.boottime(), term: term.clone() };
         let work = move || {
-            let mut last = clock.boottime();
-            // Woken early only to end.
-            while matches!(ended.recv_timeout(ttl / RENEWALS), Err(mpsc::RecvTimeoutError::Timeout)) {
-                if let Err(why) = renewed(&mut store, epoch, ttl, &mut last, &*clock) {
+            loop {
+                if let Err(why) = held.renew(&mut store, &*clock) {
                     tracing::error!(epoch, "{why}");
                     tell.send_replace(true);
                     return;
                 }
+                // Woken early only to end.
+                if !matches!(ended.recv_timeout(ttl / RENEWALS), Err(mpsc::RecvTimeoutError::Timeout)) {
+                    break;
+                }
             }
+            held.term.over();
             if let Err(e) = store.give_up(epoch) {
                 tracing::warn!(error = chain(&e), "the lease was not given up; it runs out by itself");
             }
         };
         let thread = std::thread::Builder::new().name("lease".to_owned()).spawn(work);
         let thread = thread.map_err(|source| DaemonError::Start { what: "the lease's thread", source })?;
-        Ok(Self { end, thread, lost })
+        Ok(Self { end, thread, lost, term })
+    }
+
+    /// Until when beats may be answered.
+    pub(crate) fn term(&self) -> Term {
+        self.term.clone()
     }
 
     /// Ends when the lease is lost, or at shutdown.
@@ -227,25 +239,36 @@ impl Lease {
     }
 }
 
-/// Renews once. An error says why this coordinator must end.
-fn renewed(
-    store: &mut PostgresStore,
-    epoch: u64,
-    ttl: Duration,
-    last: &mut MonoMicros,
-    clock: &dyn Clock,
-) -> Result<(), String> {
-    let asked = clock.boottime();
-    match store.renew(epoch, ttl) {
-        Ok(true) => *last = asked,
-        Ok(false) => return Err("another coordinator has taken over; this one ends".to_owned()),
-        Err(e) => {
-            tracing::warn!(epoch, error = chain(&e), "the lease was not renewed");
-            let silent = clock.boottime().ms_since(*last);
-            if silent > PATIENCE * ttl.as_millis() as u64 {
-                return Err(format!("the store was not reached for {silent} ms; this coordinator gives way"));
+/// What the renewing thread knows of the lease.
+pub(crate) struct Held {
+    pub epoch: u64,
+    pub ttl: Duration,
+    /// When the store was asked for what it granted last.
+    pub renewed: MonoMicros,
+    pub term: Term,
+}
+
+impl Held {
+    /// Renews once. An error says why this coordinator must end.
+    pub fn renew(&mut self, store: &mut PostgresStore, clock: &dyn Clock) -> Result<(), String> {
+        let asked = clock.boottime();
+        match store.renew(self.epoch, self.ttl) {
+            Ok(true) => {
+                self.renewed = asked;
+                self.term.renewed(asked, self.ttl);
+            }
+            Ok(false) => {
+                self.term.over();
+                return Err("another coordinator has taken over; this one ends".to_owned());
+            }
+            Err(e) => {
+                tracing::warn!(epoch = self.epoch, error = chain(&e), "the lease was not renewed");
+                let silent = clock.boottime().ms_since(self.renewed);
+                if silent > PATIENCE * self.ttl.as_millis() as u64 {
+                    return Err(format!("the store was not reached for {silent} ms; this coordinator gives way"));
+                }
             }
         }
+        Ok(())
     }
-    Ok(())
 }

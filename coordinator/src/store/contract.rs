@@ -327,10 +327,11 @@ fn sqlite_keeps_the_contract() {
 mod postgres {
     use std::time::Duration;
 
+    use drums_common::clock::Clock as _;
     use drums_infra::postgres::Server;
 
     use super::*;
-    use crate::config::PostgresConfig;
+    use crate::{clock::SystemClock, config::PostgresConfig, standby::Held, term::Term};
 
     const LONG: Duration = Duration::from_secs(600);
 
@@ -379,15 +380,21 @@ mod postgres {
         assert!(matches!(&held, Taken::Theirs { name, epoch: 1, left_ms: 1..=1_500 } if name == "first"), "{held:?}");
         assert!(matches!(second.add_audit(&row), Err(StoreError::NotLeading { .. })));
         assert!(second.renew(1, ttl).unwrap(), "whoever knows the epoch is its holder");
+        let (clock, term) = (SystemClock, Term::default());
+        let mut held = Held { epoch: 1, ttl, renewed: clock.boottime(), term: term.clone() };
+        held.renew(&mut first, &clock).unwrap();
+        assert!(term.holds(clock.boottime()), "it may answer agents");
 
         // It runs out; until somebody takes it, its holder may still write and renew.
         let expired = || server.psql("drums", "SELECT expires_us < now_us() FROM lease").unwrap() == "t";
         assert!(drums_infra::fleet::wait_until(Duration::from_secs(30), expired));
+        assert!(!term.holds(clock.boottime()), "but answers nobody by itself");
         first.add_audit(&row).unwrap();
         assert_eq!(second.take("b", "second", ttl).unwrap(), Taken::Ours { epoch: 2 });
         // From here on the first one writes nothing, by none of its methods.
         let superseded = |r: Result<(), StoreError>| assert!(matches!(r, Err(StoreError::Superseded { epoch: 1 })));
-        assert!(!first.renew(1, ttl).unwrap());
+        assert!(held.renew(&mut first, &clock).unwrap_err().contains("taken over"));
+        assert!(!term.holds(clock.boottime()));
         superseded(first.add_audit(&row));
         superseded(first.add_host(&host("h9"), "metal", Ownership::Adopted, &row));
         superseded(first.meta_or("k", "v", &row).map(|_| ()));

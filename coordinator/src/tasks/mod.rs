@@ -21,7 +21,7 @@ mod uploads;
 use std::{
     collections::{HashMap, HashSet},
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use drums_common::{
@@ -35,6 +35,7 @@ use crate::{
     artifacts::Artifacts,
     net::ports::Order,
     store::{AuditRow, StoreError, StoreHandle, Who},
+    term::Term,
 };
 
 pub use driver::Driver;
@@ -58,6 +59,8 @@ pub struct Control {
     pub installation: InstallationId,
     pub up_since: Micros,
     leases: Mutex<HostLeases>,
+    /// How long it may answer for its store; for ever if nobody else can lead it.
+    term: OnceLock<Term>,
     links: Mutex<HashMap<HostId, watch::Sender<Order>>>,
     upgrades: Mutex<upgrades::Upgrades>,
     /// How far evidence is committed, for each host of each run that is not over.
@@ -109,6 +112,7 @@ impl Control {
         let (requests, queue) = mpsc::channel(QUEUE);
         let control = Arc::new(Self {
             leases: Mutex::new(HostLeases::new(times, clock.boottime())),
+            term: OnceLock::new(),
             links: Mutex::default(),
             upgrades: Mutex::default(),
             committed: Mutex::default(),
@@ -153,6 +157,12 @@ impl Control {
 
     fn committed(&self) -> MutexGuard<'_, CommittedOfRuns> {
         self.committed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Others may lead this store: from now on beats are answered only while this one certainly does.
+    pub(crate) fn lead_for(&self, term: Term) {
+        // Given once, by whoever took the lease.
+        let _ = self.term.set(term);
     }
 
     /// True while a connection of the host is open.

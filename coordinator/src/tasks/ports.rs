@@ -171,7 +171,9 @@ impl Ports for Control {
     }
 
     fn beat(&self, peer: &Peer, beat: &Beat, received: MonoMicros) -> Option<BeatAck> {
-        self.leases().beat(&peer.host, beat, received)
+        let ack = self.leases().beat(&peer.host, beat, received)?;
+        // Asked last: what was sent before this instant is the latest that an answer renews.
+        self.term.get().is_none_or(|term| term.holds(self.clock.boottime())).then_some(ack)
     }
 
     fn disconnected(&self, peer: &Peer, reason: &str) {

@@ -616,6 +616,40 @@ async fn strangers_and_complaining_hosts_cannot_fill_the_store() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_coordinator_whose_lease_ran_out_answers_no_beat_until_it_is_renewed() {
+    let home = tempfile::tempdir().unwrap();
+    let clock = Arc::new(TestClock::default());
+    let (life, agents, accepted) = idle_hosts(home.path(), &clock).await;
+    let mut number = 0;
+    let mut answered = || {
+        number += 1;
+        // Two seconds after the one before, so that it is owed an answer.
+        clock.pass(2_000);
+        life.control.beat(&agents[0].peer, &beat(&accepted[0], number), clock.boottime()).is_some()
+    };
+    assert!(answered(), "nobody else can lead a store of one file");
+    let (term, ttl) = (Term::default(), Duration::from_secs(5));
+    life.control.lead_for(term.clone());
+    assert!(!answered(), "not leading yet");
+    term.renewed(clock.boottime(), ttl);
+    assert_eq!([answered(), answered(), answered()], [true, true, false]);
+    term.renewed(clock.boottime(), ttl);
+    assert!(answered());
+    life.end().await;
+}
+
+fn beat(accepted: &crate::net::ports::Accepted, number: u64) -> drums_common::wire::latest::Beat {
+    drums_common::wire::latest::Beat {
+        generation: accepted.welcome.generation,
+        number,
+        sent: MonoMicros(0),
+        activity: drums_common::wire::latest::Activity::Idle,
+        quiet_ms: 0,
+        progress: 0,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_whose_work_stands_still_is_shown_and_told_of_once() {
     let home = tempfile::tempdir().unwrap();
     let clock = Arc::new(TestClock::default());
@@ -623,17 +657,9 @@ async fn a_host_whose_work_stands_still_is_shown_and_told_of_once() {
     let run = life.run().await;
     looked(&life).await;
     clock.pass(drums_common::plan::progress_bound_ms(&registration().experiment));
-    let beat = |number| drums_common::wire::latest::Beat {
-        generation: accepted[0].welcome.generation,
-        number,
-        sent: MonoMicros(0),
-        activity: drums_common::wire::latest::Activity::Idle,
-        quiet_ms: 0,
-        progress: 0,
-    };
     for number in 1..4 {
         // h2 says nothing: it is silent, which is another thing.
-        let _ = life.control.beat(&agents[0].peer, &beat(number), clock.boottime());
+        let _ = life.control.beat(&agents[0].peer, &beat(&accepted[0], number), clock.boottime());
         looked(&life).await;
     }
     let health = |a: &Agent| life.control.health(&a.peer.host).unwrap().0;
