@@ -69,12 +69,18 @@ pub enum FrameError {
     UnknownLane(u8),
 }
 
+/// What comes before a payload: its length.
+pub fn prefix(lane: Lane, payload: &[u8]) -> Result<[u8; PREFIX], FrameError> {
+    check(lane, payload.len())?;
+    // The cap is far below 4 GiB, so the length fits.
+    Ok((payload.len() as u32).to_be_bytes())
+}
+
 /// Puts the length before a payload.
 pub fn wrap(lane: Lane, payload: &[u8]) -> Result<Vec<u8>, FrameError> {
-    check(lane, payload.len())?;
+    let prefix = prefix(lane, payload)?;
     let mut out = Vec::with_capacity(PREFIX + payload.len());
-    // The cap is far below 4 GiB, so the length fits.
-    out.extend_from_slice(&(payload.len() as u32).to_be_bytes());
+    out.extend_from_slice(&prefix);
     out.extend_from_slice(payload);
     Ok(out)
 }

@@ -104,9 +104,12 @@ impl Home {
         };
         fs::write(layout.config(), toml::to_string(&config)?)?;
         let mut enrolled = Vec::with_capacity(hosts);
+        // A sync of the disk for all.
+        store.begin_together()?;
         for n in 0..hosts {
             enrolled.push(enrol_host(&mut store, &pki, host_name(n), now)?);
         }
+        store.commit_together()?;
         for experiment in experiments {
             let registration = Registration::freeze(experiment.clone(), now)?;
             let audit = audit(now, "register").detail(&experiment.id.to_string());

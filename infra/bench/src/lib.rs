@@ -6,5 +6,6 @@ pub mod floor;
 pub mod home;
 pub mod link;
 pub mod process;
+pub mod results;
 pub mod row;
 pub mod rows;

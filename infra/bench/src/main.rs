@@ -14,6 +14,7 @@ use drums_bench::{
     agents::{Host, Pace, Swarm},
     floor, home, link,
     process::serve_lines,
+    results::Results,
     rows::{
         Bench, NAMES, Size,
         restart::{self, Scale},
@@ -48,11 +49,14 @@ enum Task {
         #[arg(long)]
         rounds: Option<usize>,
         /// Only these rows
-        #[arg(long, value_delimiter = ',', value_parser = NAMES)]
+        #[arg(long = "rows", value_name = "ROW", value_delimiter = ',', value_parser = NAMES)]
         only: Vec<String>,
-        /// Also write `{"rows": [...]}` here
+        /// Also write `{"rows": [...]}` here, after each row; rows of a file that is there are kept, or replaced
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
+        /// Leave out what the file has already
+        #[arg(long, requires = "json")]
+        resume: bool,
         /// Folder of drums-coordinator and drums-agent; by default this program's own
         #[arg(long, value_name = "DIR")]
         programs: Option<PathBuf>,
@@ -92,25 +96,32 @@ fn main() -> ExitCode {
 
 fn perform(task: Task) -> Result<ExitCode> {
     match task {
-        Task::ControlPlane { quick, seed, agents, rounds, only, json, programs } => {
+        Task::ControlPlane { quick, seed, agents, rounds, only, json, resume, programs } => {
             let mut size = if quick { Size::QUICK } else { Size::FULL };
             size.agents = agents.unwrap_or(size.agents);
             size.rounds = rounds.unwrap_or(size.rounds);
             let temporary = tempfile::Builder::new().prefix("drums-bench-").tempdir()?;
             let programs = programs.map_or_else(own_folder, Ok)?;
             let bench = Bench { size, seed, dir: temporary.path().to_owned(), programs };
-            let names = if only.is_empty() { NAMES.map(str::to_owned).to_vec() } else { only };
+            let mut results = Results::open(json, json!({ "seed": seed, "size": size }))?;
             allow_many_files()?;
-            let rows = runtime()?.block_on(bench.run(&names, |row| println!("{}", row.in_words())))?;
-            if let Some(path) = json {
-                let text = serde_json::to_string_pretty(&json!({ "rows": rows }))? + "\n";
-                std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+            let (runtime, build) = (runtime()?, bench.build()?);
+            let wanted = |name: &str| only.is_empty() || only.iter().any(|n| n == name);
+            for name in NAMES.into_iter().filter(|n| wanted(n)) {
+                if resume && results.has(name) {
+                    eprintln!("{name}: measured before");
+                    continue;
+                }
+                let rows = runtime.block_on(bench.measure(name))?;
+                rows.iter().for_each(|row| println!("{}", row.in_words()));
+                results.put(name, &build, &rows)?;
             }
+            println!("{}", results.in_words());
         }
         Task::Restart { agents, runs, times } => {
             allow_many_files()?;
             let temporary = tempfile::Builder::new().prefix("drums-bench-").tempdir()?;
-            let scale = Scale { agents, runs, blocks: 20, block: Duration::from_secs(3) };
+            let scale = Scale { agents, runs, blocks: 10, block: Duration::from_secs(5) };
             let program = own_folder()?.join("drums-coordinator");
             for back in runtime()?.block_on(restart::kill(temporary.path(), &program, scale, times, false))? {
                 println!(

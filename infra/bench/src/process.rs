@@ -16,6 +16,9 @@ use nix::{
 };
 use serde_json::Value;
 
+/// For an orderly end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// A child that dies with the thread that started it, and with this value.
 #[derive(Debug)]
 pub struct Running {
@@ -54,7 +57,12 @@ impl Running {
         if self.lives() {
             let _ = kill(pid, Signal::SIGTERM);
         }
-        let deadline = Instant::now() + Duration::from_secs(10);
+        self.wait(PATIENCE);
+    }
+
+    /// Waits for its end; kills what has not ended by then.
+    fn wait(&mut self, patience: Duration) {
+        let deadline = Instant::now() + patience;
         while self.lives() && Instant::now() < deadline {
             pause();
         }
@@ -93,7 +101,8 @@ pub fn pss_bytes(pid: u32) -> Result<u64> {
 /// A floor's server, or another helper of the bench: this program again, asked over its standard input, a line each way.
 pub struct Helper {
     running: Running,
-    to: ChildStdin,
+    /// Its input ends with this value, and then it does.
+    to: Option<ChildStdin>,
     from: BufReader<ChildStdout>,
     name: String,
 }
@@ -105,7 +114,7 @@ impl Helper {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).env("NO_COLOR", "1");
         let mut running = Running::start(&mut command)?;
-        let to = running.child.stdin.take().context("it was started with a pipe")?;
+        let to = Some(running.child.stdin.take().context("it was started with a pipe")?);
         let from = BufReader::new(running.child.stdout.take().context("it was started with a pipe")?);
         let mut me = Self { running, to, from, name };
         me.answer().context("it did not become ready")?;
@@ -117,9 +126,8 @@ impl Helper {
     }
 
     pub fn ask(&mut self, line: &str) -> Result<Value> {
-        writeln!(self.to, "{line}")
-            .and_then(|()| self.to.flush())
-            .with_context(|| format!("`{}` is gone", self.name))?;
+        let to = self.to.as_mut().context("it was told to end")?;
+        writeln!(to, "{line}").and_then(|()| to.flush()).with_context(|| format!("`{}` is gone", self.name))?;
         self.answer()
     }
 
@@ -135,6 +143,14 @@ impl Helper {
     /// SIGKILL.
     pub fn kill(&mut self) {
         self.running.kill();
+    }
+}
+
+impl Drop for Helper {
+    /// In order, since a helper may have something to undo; what does not end is killed.
+    fn drop(&mut self) {
+        self.to = None;
+        self.running.wait(PATIENCE);
     }
 }
 

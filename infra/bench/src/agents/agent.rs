@@ -22,14 +22,14 @@ use drums_agent::net::Identity;
 use drums_common::{
     clock::{Clock as _, MonoMicros},
     digest::Sha256,
-    evidence::{Body, Closed, Preflight, Teardown},
+    evidence::{BlockEnded, BlockResult, Body, Closed, Preflight, Teardown},
     ids::{Generation, RunId},
     wire::{
-        SERVER_NAME, codec,
+        SERVER_NAME,
+        codec::{self, CodecError},
         frame::Lane,
         latest::{
-            Activity, AgentHello, Beat, BeatAck, Desired, EvidenceAck, EvidenceBatch, Grant, RunPhase, ToAgent,
-            ToCoordinator, Welcome,
+            Activity, AgentHello, Beat, BeatAck, Desired, EvidenceAck, Grant, RunPhase, ToAgent, ToCoordinator, Welcome,
         },
     },
 };
@@ -251,15 +251,14 @@ impl Agent {
         loop {
             let batch = {
                 let state = self.state();
-                let unsent = state.logs.values().find(|l| l.acked < l.last());
-                unsent.map(|l| EvidenceBatch { run: l.run, records: l.after(l.acked) })
+                let batch = state.logs.values().find(|l| l.acked < l.last()).map(RunLog::unsent);
+                batch.map(|b| Ok::<_, CodecError>((b.run, codec::encode(Lane::Evidence, &b)?))).transpose()?
             };
-            let Some(batch) = batch else {
+            let Some((run, batch)) = batch else {
                 self.written.notified().await;
                 continue;
             };
-            let run = batch.run;
-            wire::write(&mut to, Lane::Evidence, &batch).await?;
+            wire::write_encoded(&mut to, Lane::Evidence, batch).await?;
             let ack: EvidenceAck = wire::read(&mut from, Lane::Evidence).await?.context("evidence was not taken")?;
             ensure!(ack.run == run, "an acknowledgement for another run");
             let at = SystemClock.now();
@@ -356,10 +355,39 @@ impl Agent {
             self.set_activity(Some(Activity::Measuring { run, block: grant.block, arm }));
         }
         self.write(run, templates.into_iter().chain([started.clone()]).collect());
-        let pause = self.pace.borrow().block;
-        sleep(pause.mul_f64(rand::random_range(0.75..1.25))).await;
-        self.write(run, rest.to_vec());
+        let pause = self.pace.borrow().block.mul_f64(rand::random_range(0.75..1.25));
+        // Both branches are cancel-safe: they only wait.
+        let cancelled = tokio::select! {
+            () = sleep(pause) => false,
+            () = self.told_to_stop(run) => true,
+        };
+        if cancelled {
+            let end = rest.iter().filter_map(|body| match body {
+                Body::BlockEnded(end) => Some(BlockEnded { result: BlockResult::Cancelled, ..end.clone() }),
+                _ => None,
+            });
+            self.write(run, end.map(Body::BlockEnded).collect());
+        } else {
+            self.write(run, rest.to_vec());
+        }
         self.set_activity(None);
+    }
+
+    /// The last order has the run.
+    pub fn is_ordered(&self, run: RunId) -> bool {
+        self.state().desired.as_ref().is_some_and(|d| d.runs.iter().any(|r| r.run == run))
+    }
+
+    /// Until the order wants no more blocks of the run. Whoever waits looks at the whole order afterwards.
+    async fn told_to_stop(&self, run: RunId) {
+        let wanted = || {
+            let state = self.state();
+            let runs = state.desired.as_ref().map_or(&[][..], |d| &d.runs);
+            runs.iter().any(|r| r.run == run && r.phase == RunPhase::Measure)
+        };
+        while wanted() {
+            self.ordered.notified().await;
+        }
     }
 
     pub fn write(&self, run: RunId, bodies: Vec<Body>) {

@@ -8,6 +8,7 @@ use drums_common::{
     ids::{Generation, HostId, RunId},
     wire::latest::SpoolState,
 };
+use serde::Serialize;
 
 use super::script::Script;
 
@@ -22,8 +23,15 @@ pub(super) struct RunLog {
     pub prepared: bool,
     pub closed: bool,
     ended: Vec<(BlockKind, u32)>,
-    /// When everything that was written was committed, last.
-    pub settled_at: Micros,
+    /// When the first record was committed.
+    pub acknowledged: Option<Micros>,
+}
+
+/// As `EvidenceBatch` is on the wire, with records that stay where they are.
+#[derive(Debug, Serialize)]
+pub(super) struct Batch<'r> {
+    pub run: RunId,
+    pub records: &'r [Record],
 }
 
 /// A frame of evidence carries about this much.
@@ -40,7 +48,7 @@ impl RunLog {
             prepared: false,
             closed: false,
             ended: Vec::new(),
-            settled_at: Micros(0),
+            acknowledged: None,
         }
     }
 
@@ -67,16 +75,15 @@ impl RunLog {
         self.records.push(Record { registration, run, host: host.clone(), seq, at, generation, body });
     }
 
-    /// The next batch after `cursor`; empty if there is none.
-    pub fn after(&self, cursor: u64) -> Vec<Record> {
-        let from = usize::try_from(cursor.saturating_sub(self.acked)).unwrap_or(usize::MAX).min(self.records.len());
+    /// The next batch that is not committed; empty if there is none.
+    pub fn unsent(&self) -> Batch<'_> {
         let mut bytes = 0;
-        let fits = |r: &&Record| {
+        let fits = self.records.iter().take_while(|r| {
             let fits = bytes < BATCH_BYTES;
             bytes += size(r);
             fits
-        };
-        self.records[from..].iter().take_while(fits).cloned().collect()
+        });
+        Batch { run: self.run, records: &self.records[..fits.count()] }
     }
 
     /// The coordinator has everything up to `through`.
@@ -84,8 +91,8 @@ impl RunLog {
         let done = usize::try_from(through.saturating_sub(self.acked)).unwrap_or(usize::MAX).min(self.records.len());
         self.records.drain(..done);
         self.acked += done as u64;
-        if self.records.is_empty() {
-            self.settled_at = at;
+        if done > 0 {
+            self.acknowledged.get_or_insert(at);
         }
     }
 }

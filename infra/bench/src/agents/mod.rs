@@ -167,39 +167,44 @@ impl Swarm {
         self.until(patience, "agents have left", |t| (all - t.connected.load(SeqCst), all)).await
     }
 
-    /// Waits until every agent's records of a run, one at least, are committed; answers when the last was.
-    pub async fn settled(&self, run: RunId, patience: Duration) -> Result<Micros> {
-        let mut last = Micros(0);
-        let settled = || {
-            last = Micros(0);
-            let mut left = 0;
-            for agent in &self.agents {
-                match agent.state().logs.get(&run) {
-                    Some(log) if log.last() > 0 && log.acked == log.last() => last = last.max(log.settled_at),
-                    _ => left += 1,
-                }
-            }
-            left
+    /// Waits until every agent's first record of a run is committed; answers when the last was.
+    pub async fn acknowledged(&self, run: RunId, patience: Duration) -> Result<Micros> {
+        let when = |agent: &Arc<Agent>| agent.state().logs.get(&run).and_then(|l| l.acknowledged);
+        self.all_of(run, patience, |agent| when(agent).is_some()).await?;
+        Ok(self.agents.iter().filter_map(when).max().unwrap_or(Micros(0)))
+    }
+
+    /// Waits until all of every agent's records of a run, one at least, are committed.
+    pub async fn settled(&self, run: RunId, patience: Duration) -> Result<()> {
+        let settled = |agent: &Arc<Agent>| {
+            agent.state().logs.get(&run).is_some_and(|log| log.last() > 0 && log.acked == log.last())
         };
-        let left = self.poll(patience, settled).await;
+        self.all_of(run, patience, settled).await
+    }
+
+    async fn all_of(&self, run: RunId, patience: Duration, committed: impl Fn(&Arc<Agent>) -> bool) -> Result<()> {
+        let left = self.poll(patience, || self.agents.iter().filter(|a| !committed(a)).count()).await;
         ensure!(
             left == 0,
             "{left} agents' records of {run} are not committed after {patience:?}: {:?}",
             self.totals.ends()
         );
-        Ok(last)
+        Ok(())
     }
 
-    /// Each agent has so much more to say of a run: texts of 64 KiB.
-    pub fn say(&self, run: RunId, bytes: usize) {
+    /// So much for each agent to say: texts of 64 KiB.
+    pub fn texts(&self, bytes: usize) -> Vec<Vec<Body>> {
         const TEXT: usize = 64 << 10;
-        for (n, agent) in self.agents.iter().enumerate() {
-            let texts = (0..bytes / TEXT).map(|i| {
-                let line = format!("agent {n} says line {i} of what a run's tools print; ");
-                let text = line.repeat(TEXT / line.len() + 1)[..TEXT - 256].to_owned();
-                Body::Log(Log { level: "info".to_owned(), target: "bench".to_owned(), text })
-            });
-            agent.write(run, texts.collect());
+        let line = |n, i| format!("agent {n} says line {i} of what a run's tools print; ");
+        let text = |line: String| line.repeat(TEXT / line.len() + 1)[..TEXT - 256].to_owned();
+        let log = |text| Body::Log(Log { level: "info".to_owned(), target: "bench".to_owned(), text });
+        (0..self.len()).map(|n| (0..bytes / TEXT).map(|i| log(text(line(n, i)))).collect()).collect()
+    }
+
+    /// Each agent has more to say of a run: what stands at its place.
+    pub fn say(&self, run: RunId, bodies: Vec<Vec<Body>>) {
+        for (agent, bodies) in self.agents.iter().zip(bodies) {
+            agent.write(run, bodies);
         }
     }
 
@@ -208,11 +213,15 @@ impl Swarm {
         self.agents.iter().filter_map(|a| a.state().logs.get(&run).map(|l| l.acked)).sum()
     }
 
-    /// Forgets runs that are over.
-    pub fn forget(&self, run: RunId) {
+    /// Forgets a run that is over, once no agent's order has it: an agent would begin it anew.
+    pub async fn forget(&self, run: RunId, patience: Duration) -> Result<()> {
+        let ordered = |agent: &Arc<Agent>| agent.is_ordered(run);
+        let left = self.poll(patience, || self.agents.iter().filter(|a| ordered(a)).count()).await;
+        ensure!(left == 0, "{left} agents' orders have {run} after {patience:?}: {:?}", self.totals.ends());
         for agent in &self.agents {
             agent.state().logs.remove(&run);
         }
+        Ok(())
     }
 
     pub fn beats(&self) -> u64 {

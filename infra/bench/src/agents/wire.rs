@@ -1,6 +1,7 @@
 //! Frames on an agent's streams, as the wire has them.
 
 use anyhow::{Context as _, Result, ensure};
+use bytes::Bytes;
 use drums_common::{
     digest::Sha256,
     wire::{
@@ -26,8 +27,13 @@ pub(super) async fn read<T: DeserializeOwned>(stream: &mut RecvStream, lane: Lan
 }
 
 pub(super) async fn write<T: Serialize>(stream: &mut SendStream, lane: Lane, message: &T) -> Result<()> {
-    let bytes = frame::wrap(lane, &codec::encode(lane, message)?)?;
-    stream.write_all(&bytes).await.context("a frame was not written")
+    write_encoded(stream, lane, codec::encode(lane, message)?).await
+}
+
+pub(super) async fn write_encoded(stream: &mut SendStream, lane: Lane, payload: Vec<u8>) -> Result<()> {
+    let prefix = frame::prefix(lane, &payload)?;
+    let mut chunks = [Bytes::copy_from_slice(&prefix), payload.into()];
+    stream.write_all_chunks(&mut chunks).await.context("a frame was not written")
 }
 
 /// The dialling side of the version handshake.

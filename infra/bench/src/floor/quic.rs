@@ -151,10 +151,13 @@ struct Upload {
 async fn take_uploads(mut from: RecvStream, mut to: SendStream, uploads: mpsc::Sender<Upload>) -> Result<()> {
     loop {
         let bytes = read_frame(&mut from).await?;
-        let sha256 = Sha256::of(&bytes);
-        let (done, committed) = oneshot::channel();
-        uploads.send(Upload { bytes, sha256, done }).await?;
-        committed.await?;
+        // An empty one only opens the stream.
+        if !bytes.is_empty() {
+            let sha256 = Sha256::of(&bytes);
+            let (done, committed) = oneshot::channel();
+            uploads.send(Upload { bytes, sha256, done }).await?;
+            committed.await?;
+        }
         to.write_all(&[1]).await?;
     }
 }

@@ -1,4 +1,4 @@
-//! OpenSSH: a real sshd on fifty loopback addresses, and `ssh` taking a plan to each of them, fresh or over a
+//! OpenSSH: a real sshd, and `ssh` taking a plan to it as often as there are hosts, at once: fresh, or each over a
 //! connection that a ControlMaster keeps.
 
 use std::{
@@ -17,7 +17,6 @@ use crate::{
     process::{Running, pause},
 };
 
-pub const HOSTS: u8 = 50;
 const START: Duration = Duration::from_secs(20);
 const SSHD: &str = "/usr/sbin/sshd";
 /// sshd refuses to start without it; Debian's unit makes it at boot.
@@ -25,6 +24,7 @@ const PRIVILEGE_SEPARATION: &str = "/run/sshd";
 
 pub struct Ssh {
     dir: PathBuf,
+    hosts: u8,
     port: u16,
     _sshd: Running,
     made: bool,
@@ -47,7 +47,7 @@ impl Ssh {
         (!there).then(|| format!("{SSHD} or ssh is not installed (Debian: openssh-server, openssh-client)"))
     }
 
-    pub fn start(dir: &Path) -> Result<Self> {
+    pub fn start(dir: &Path, hosts: u8) -> Result<Self> {
         fs::create_dir_all(dir)?;
         let made = !Path::new(PRIVILEGE_SEPARATION).exists();
         if made {
@@ -80,7 +80,7 @@ impl Ssh {
             );
             pause();
         }
-        Ok(Self { dir: dir.to_owned(), port, _sshd: sshd, made, masters: Vec::new() })
+        Ok(Self { dir: dir.to_owned(), hosts, port, _sshd: sshd, made, masters: Vec::new() })
     }
 
     /// Over the connection that is kept at `control`; none: over a fresh one.
@@ -96,14 +96,14 @@ impl Ssh {
 
     /// Opens a connection to each host and keeps it.
     pub fn open_masters(&mut self) -> Result<()> {
-        for n in 0..HOSTS {
+        for n in 0..self.hosts {
             let mut command = self.ssh(Some(n));
             command.args(["-M", "-N", ADDRESS]);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             self.masters.push(Running::start(&mut command)?);
         }
         let deadline = Instant::now() + START;
-        for n in 0..HOSTS {
+        for n in 0..self.hosts {
             while !self.dir.join(format!("m{n}")).exists() {
                 ensure!(Instant::now() < deadline, "no ControlMaster of host {n} came up");
                 pause();
@@ -116,7 +116,7 @@ impl Ssh {
     pub fn push(&self, plan: &Path, warm: bool) -> Result<Duration> {
         let began = Instant::now();
         let mut children = Vec::new();
-        for n in 0..HOSTS {
+        for n in 0..self.hosts {
             let mut command = self.ssh(warm.then_some(n));
             command.args([ADDRESS, "wc -c"]);
             command.stdin(fs::File::open(plan)?).stdout(Stdio::piped()).stderr(Stdio::null());

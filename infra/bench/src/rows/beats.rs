@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use drums_common::lease::LeaseTimes;
 use tokio::time::sleep;
 
-use super::{Bench, Cpu, Floor, PATIENCE, per_core, settle};
+use super::{Bench, Cpu, Floor, PATIENCE, per_core, told};
 use crate::{
     agents::{Pace, Swarm},
     floor::{
@@ -50,11 +50,13 @@ pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
     clients.connected(PATIENCE).await?;
     let tonic = Tonic::start(all).await?;
 
-    let period = bench.size.period;
+    let period = Duration::from_millis(bench.size.period_ms);
+    let rounds = bench.size.rounds;
     let mut readings: [Vec<Reading>; 4] = Default::default();
-    for round in order(bench.seed, "beats", if tonic.is_some() { 4 } else { 3 }, bench.size.rounds) {
+    let arms = if tonic.is_some() { 4 } else { 3 };
+    for (n, round) in order(bench.seed, "beats", arms, rounds).into_iter().enumerate() {
         for arm in round {
-            settle().await;
+            bench.settle().await;
             let reading = match arm {
                 0 => {
                     let answers = swarm.totals.answers.load(std::sync::atomic::Ordering::Relaxed);
@@ -84,6 +86,7 @@ pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
             };
             readings[arm].push(reading);
         }
+        told("beats", n, rounds, &ARMS, &readings);
     }
     let [ours, quinn, raw, tonic] = &readings;
     let name = format!("heartbeats per core, {all} agents");

@@ -42,7 +42,9 @@ pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
             ensure!(died.elapsed() < PATIENCE, "{name}'s death was never shown");
             sleep(Duration::from_millis(20)).await;
         }
-        readings.push(Reading { value: died.elapsed().as_secs_f64(), cpu_us: f64::NAN });
+        let seconds = died.elapsed().as_secs_f64();
+        readings.push(Reading { value: seconds, cpu_us: f64::NAN });
+        eprintln!("death: {} of {deaths}: shown after {seconds:.3} s", n + 1);
     }
     let wrongly: Vec<_> = coordinator
         .states()?

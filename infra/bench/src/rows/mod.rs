@@ -15,7 +15,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use drums_common::lease::LeaseTimes;
+use drums_common::{digest::Sha256, experiment::Experiment, ids::RunId, lease::LeaseTimes};
+use serde::Serialize;
 use tokio::time::sleep;
 
 use crate::{
@@ -25,24 +26,78 @@ use crate::{
 };
 
 /// How much of everything.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Size {
     pub agents: usize,
+    /// Of what takes seconds.
     pub rounds: usize,
-    /// For rows whose one round takes seconds.
-    pub long_rounds: usize,
+    /// Of what begins with fresh processes each time.
+    pub fresh_rounds: usize,
+    /// The first rounds of `plan` have OpenSSH in them, with so many hosts.
+    pub ssh_rounds: usize,
+    pub ssh_hosts: u8,
     /// Of a block of heartbeats.
-    pub period: Duration,
+    pub period_ms: u64,
     pub deaths: usize,
+    pub kills: usize,
+    /// How long a block takes in the runs that a kill disturbs.
+    pub block_ms: u64,
+    /// Of evidence from each agent.
+    pub upload_bytes: usize,
+    /// How many quiet intervals, and how long each.
+    pub silences: usize,
+    pub quiet_ms: u64,
+    /// Rounds of the arm's latency, and how many creations make one reading of it.
+    pub latency_rounds: usize,
+    pub creations: u32,
+    /// Between blocks: acknowledgements on their way, timers that are due.
+    pub settle_ms: u64,
+    /// A missing OpenSSH is no reason to fail.
     pub quick: bool,
 }
 
 impl Size {
-    pub const FULL: Self =
-        Self { agents: 1_000, rounds: 20, long_rounds: 6, period: Duration::from_secs(2), deaths: 20, quick: false };
-    /// For tests: does everything once over, and proves nothing.
-    pub const QUICK: Self =
-        Self { agents: 40, rounds: 4, long_rounds: 4, period: Duration::from_millis(300), deaths: 2, quick: true };
+    pub const FULL: Self = Self {
+        agents: 1_000,
+        rounds: 20,
+        fresh_rounds: 6,
+        ssh_rounds: 8,
+        ssh_hosts: 50,
+        period_ms: 2_000,
+        deaths: 20,
+        kills: 3,
+        block_ms: 5_000,
+        upload_bytes: 1 << 20,
+        silences: 10,
+        quiet_ms: 2_000,
+        latency_rounds: 200,
+        creations: 10,
+        settle_ms: 300,
+        quick: false,
+    };
+    /// For tests: does everything over, as often as an interval needs, and proves nothing.
+    pub const QUICK: Self = Self {
+        agents: 20,
+        rounds: 4,
+        fresh_rounds: 4,
+        ssh_rounds: 4,
+        ssh_hosts: 2,
+        period_ms: 100,
+        deaths: 1,
+        kills: 1,
+        block_ms: 700,
+        upload_bytes: 128 << 10,
+        silences: 2,
+        quiet_ms: 300,
+        latency_rounds: 4,
+        creations: 3,
+        settle_ms: 20,
+        quick: true,
+    };
+
+    fn settle(&self) -> Duration {
+        Duration::from_millis(self.settle_ms)
+    }
 }
 
 /// What rows need.
@@ -55,24 +110,12 @@ pub struct Bench {
 
 /// A row may take this long for one step of one block; a step that does not come by then never will.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Between blocks: acknowledgements on their way, timers that are due.
-const SETTLE: Duration = Duration::from_millis(300);
 
 pub const NAMES: [&str; 8] = ["beats", "plan", "idle", "storm", "upload", "death", "quiet", "restart"];
 
 impl Bench {
-    /// The rows with these names, in the order of `NAMES`.
-    pub async fn run(&self, names: &[String], mut show: impl FnMut(&Row)) -> Result<Vec<Row>> {
-        let mut all = Vec::new();
-        for name in NAMES.iter().filter(|n| names.iter().any(|wanted| wanted == *n)) {
-            let rows = self.one(name).await.with_context(|| format!("the row {name} could not be measured"))?;
-            rows.iter().for_each(&mut show);
-            all.extend(rows);
-        }
-        Ok(all)
-    }
-
-    async fn one(&self, name: &str) -> Result<Vec<Row>> {
+    /// Measures one of `NAMES`.
+    pub async fn measure(&self, name: &str) -> Result<Vec<Row>> {
         // Each row has its own home: nothing that one left in the store counts in another.
         let dir = self.dir.join(name);
         let rows = match name {
@@ -84,23 +127,36 @@ impl Bench {
             "death" => death::rows(self, &dir).await,
             "quiet" => quiet::rows(self, &dir).await,
             _ => restart::rows(self, &dir).await,
-        }?;
+        };
+        let rows = rows.with_context(|| format!("the row {name} could not be measured"))?;
         std::fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
         Ok(rows)
+    }
+
+    /// What is measured.
+    pub fn build(&self) -> Result<String> {
+        let path = self.coordinator();
+        let program = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(Sha256::of(&program).short())
+    }
+
+    async fn settle(&self) {
+        sleep(self.size.settle()).await;
     }
 
     fn coordinator(&self) -> PathBuf {
         self.programs.join("drums-coordinator")
     }
 
-    fn home(
-        &self,
-        dir: &Path,
-        leases: LeaseTimes,
-        experiments: &[drums_common::experiment::Experiment],
-    ) -> Result<Home> {
+    fn home(&self, dir: &Path, leases: LeaseTimes, experiments: &[Experiment]) -> Result<Home> {
         Home::make(&dir.join("home"), &self.coordinator(), self.size.agents, leases, experiments)
     }
+}
+
+/// How far a row is: it takes minutes.
+fn told(row: &str, round: usize, of: usize, arms: &[&str], readings: &[Vec<Reading>]) {
+    let last = arms.iter().zip(readings).filter_map(|(arm, r)| Some(format!("{arm} {:.3}", r.last()?.value)));
+    eprintln!("{row}: {} of {of}: {}", round + 1, last.collect::<Vec<_>>().join(", "));
 }
 
 /// Bare quinn beside a home: the same certificates and settings.
@@ -141,12 +197,8 @@ fn per_core(cpu_us: f64) -> Reading {
     Reading { value: 1e6 / cpu_us, cpu_us }
 }
 
-async fn settle() {
-    sleep(SETTLE).await;
-}
-
 /// Cancels a run and waits until it is closed.
-async fn end_run(coordinator: &Coordinator, run: drums_common::ids::RunId) -> Result<()> {
+async fn end_run(coordinator: &Coordinator, run: RunId) -> Result<()> {
     coordinator.cancel(run)?;
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {

@@ -2,25 +2,26 @@
 //!
 //! Ours is a real run: from the instant at which the coordinator stored that it begins, until the last agent had the
 //! acknowledgement of its first record. Bare quinn writes as many bytes and waits for their echo. OpenSSH takes the same
-//! file to fifty hosts.
+//! file to fifty hosts, each connection to one address: it costs what it costs wherever it leads.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
 use drums_common::{clock::Micros, experiment::Registration, lease::LeaseTimes};
 
-use super::{Bench, Cpu, Floor, PATIENCE, end_run, settle};
+use super::{Bench, Cpu, Floor, PATIENCE, end_run, told};
 use crate::{
     agents::{Pace, Swarm},
     floor::{
         client::{Clients, Load},
-        ssh::{self, Ssh},
+        ssh::Ssh,
     },
     home::experiment,
     row::{Goal, Reading, Row, order, ratio},
 };
 
 const BYTES: usize = 4096;
+const ARMS: [&str; 4] = ["ours", "bare quinn echo", "OpenSSH, fresh", "OpenSSH, warm ControlMaster"];
 
 #[allow(clippy::cast_precision_loss)] // microseconds of one round
 pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
@@ -38,37 +39,38 @@ pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
 
     let plan = dir.join("plan.json");
     fs::write(&plan, Registration::freeze(e.clone(), Micros(0))?.canonical)?;
+    let hosts = bench.size.ssh_hosts;
     let ssh = match Ssh::missing() {
         None => {
-            let mut ssh = Ssh::start(&dir.join("ssh"))?;
+            let mut ssh = Ssh::start(&dir.join("ssh"), hosts)?;
             ssh.open_masters()?;
             Some(ssh)
         }
-        Some(why) if bench.size.quick => {
-            eprintln!("without OpenSSH: {why}");
-            None
-        }
+        Some(_) if bench.size.quick => None,
         Some(why) => anyhow::bail!("OpenSSH is a floor of this row, and {why}"),
     };
 
     let per = |us: f64, hosts: usize, cpu_us| Reading { value: us / hosts as f64, cpu_us };
     let mut readings: [Vec<Reading>; 4] = Default::default();
-    let arms = if ssh.is_some() { 4 } else { 2 };
-    for round in order(bench.seed, "plan", arms, bench.size.rounds) {
+    let rounds = bench.size.rounds;
+    for (n, round) in order(bench.seed, "plan", ARMS.len(), rounds).into_iter().enumerate() {
         for arm in round {
-            settle().await;
+            if arm >= 2 && (n >= bench.size.ssh_rounds || ssh.is_none()) {
+                continue;
+            }
+            bench.settle().await;
             let reading = match (arm, &ssh) {
                 (0, _) => {
                     let cpu = Cpu::of(coordinator.pid())?;
                     let run = coordinator.run(&e)?;
-                    let last = swarm.settled(run, PATIENCE).await?;
+                    let last = swarm.acknowledged(run, PATIENCE).await?;
                     let cpu_us = cpu.us_per(all as f64)?;
                     let events = coordinator.api("GET", &format!("runs/{run}/events"), None)?;
                     let events = events["events"].as_array().context("no events")?;
                     let started = events.iter().find(|e| e["kind"] == "started").context("it never started")?;
                     let started = started["at_us"].as_i64().context("an event without its time")?;
                     end_run(&coordinator, run).await?;
-                    swarm.forget(run);
+                    swarm.forget(run, PATIENCE).await?;
                     per((last.0 - started) as f64, all, cpu_us)
                 }
                 (1, _) => {
@@ -78,36 +80,22 @@ pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
                 }
                 (arm, Some(ssh)) => {
                     let took = ssh.push(&plan, arm == 3)?;
-                    per(took.as_secs_f64() * 1e6, ssh::HOSTS.into(), f64::NAN)
+                    per(took.as_secs_f64() * 1e6, hosts.into(), f64::NAN)
                 }
                 (_, None) => continue,
             };
             readings[arm].push(reading);
         }
+        told("plan", n, rounds, &ARMS, &readings);
     }
     let [ours, quinn, fresh, warm] = &readings;
     let name = format!("plan of 4 KiB to {all} agents, all acknowledged and committed");
-    let mut rows = vec![ratio(&name, ours, "bare quinn echo", quinn, "us per host", Goal::AtMost(1.2), bench.seed)];
-    if !fresh.is_empty() {
-        let name = format!("plan per host at {} hosts: OpenSSH over ours", ssh::HOSTS);
-        rows.push(ratio(
-            &(name.clone() + ", fresh"),
-            fresh,
-            "ours",
-            ours,
-            "us per host",
-            Goal::AtLeast(100.0),
-            bench.seed,
-        ));
-        rows.push(ratio(
-            &(name + ", warm ControlMaster"),
-            warm,
-            "ours",
-            ours,
-            "us per host",
-            Goal::AtLeast(10.0),
-            bench.seed,
-        ));
+    let mut rows = vec![ratio(&name, ours, ARMS[1], quinn, "us per host", Goal::AtMost(1.2), bench.seed)];
+    for (arm, theirs, goal) in [(ARMS[2], fresh, 100.0), (ARMS[3], warm, 10.0)] {
+        if !theirs.is_empty() {
+            let name = format!("plan per host: {arm} ({hosts} hosts), over ours");
+            rows.push(ratio(&name, theirs, ARMS[0], ours, "us per host", Goal::AtLeast(goal), bench.seed));
+        }
     }
     Ok(rows)
 }

@@ -4,19 +4,15 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use drums_common::{draw::Draw, lease::LeaseTimes};
+use drums_common::lease::LeaseTimes;
 
-use super::Bench;
+use super::{Bench, told};
 use crate::{
     home::{Home, experiment},
     process::Helper,
     row::{Goal, Reading, Row, order, ratio, worst},
 };
 
-/// Length of a quiet interval, milliseconds: several beats would fall into it.
-const QUIET_MS: u64 = 2_000;
-/// Creations in one block of one arm; their median is the block's reading.
-const CREATIONS: u32 = 10;
 /// Registered margin of equivalence, and the one that would be nice to have.
 const MARGIN: f64 = 0.02;
 const FINER: f64 = 0.005;
@@ -30,30 +26,41 @@ pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
     let agent = bench.programs.join("drums-agent");
     let mut subject = Helper::start(&["link", &state.display().to_string(), &agent.display().to_string()])?;
 
+    // Several beats would fall into it.
+    let quiet_ms = bench.size.quiet_ms;
     let mut wakeups = Vec::new();
     let mut around = Vec::new();
-    for _ in 0..bench.size.long_rounds {
-        let quiet = subject.ask(&format!("quiet {QUIET_MS}"))?;
+    for n in 0..bench.size.silences {
+        let quiet = subject.ask(&format!("quiet {quiet_ms}"))?;
         let number = |v: &serde_json::Value, key: &str| v[key].as_f64().with_context(|| format!("no {key}: {v}"));
         wakeups.push(Reading { value: number(&quiet, "wakeups")?, cpu_us: number(&quiet, "cpu_us")? });
-        let beating = subject.ask(&format!("beat {QUIET_MS}"))?;
+        let beating = subject.ask(&format!("beat {quiet_ms}"))?;
         #[allow(clippy::cast_precision_loss)] // two seconds
-        let share = number(&beating, "cpu_us")? / (QUIET_MS as f64 * 1e3);
+        let share = number(&beating, "cpu_us")? / (quiet_ms as f64 * 1e3);
         around.push(Reading { value: share * 100.0, cpu_us: f64::NAN });
+        eprintln!("quiet: silence {} of {}: {quiet}", n + 1, bench.size.silences);
     }
     let mut rows = vec![
-        worst("wake-ups of the link in a quiet interval of 2 s", &wakeups, "wake-ups", Goal::AtMost(0.0)),
+        worst(
+            &format!("wake-ups of the link in a quiet interval of {quiet_ms} ms"),
+            &wakeups,
+            "wake-ups",
+            Goal::AtMost(0.0),
+        ),
         worst("the link's share of a core around quiet intervals", &around, "% of a core", Goal::AtMost(0.1)),
     ];
 
     let mut readings: [Vec<Reading>; 2] = Default::default();
-    let mut draw = Draw::new(bench.seed, &["creations"]);
-    for round in order(bench.seed, "quiet", 2, bench.size.rounds * 2) {
+    let (rounds, creations) = (bench.size.latency_rounds, bench.size.creations);
+    for (n, round) in order(bench.seed, "quiet", 2, rounds).into_iter().enumerate() {
         for arm in round {
             let word = if arm == 0 { "live" } else { "closed" };
-            let took = subject.ask(&format!("create {word} {CREATIONS} {}", draw.next_u64()))?;
+            let took = subject.ask(&format!("create {word} {creations}"))?;
             let ms = took["median_ms"].as_f64().with_context(|| format!("no median: {took}"))?;
             readings[arm].push(Reading { value: ms, cpu_us: f64::NAN });
+        }
+        if (n + 1) % 20 == 0 {
+            told("quiet", n, rounds, &["live", "closed"], &readings);
         }
     }
     let [live, closed] = &readings;

@@ -59,9 +59,11 @@ pub async fn kill(dir: &Path, program: &Path, scale: Scale, times: usize, to_the
     let runs = experiments.iter().map(|e| coordinator.run(e)).collect::<Result<Vec<_>>>()?;
     let mut back = Vec::new();
     for _ in 0..times {
+        // Every host has done a block: what agents make up for a run, they have made up by then.
+        let hosts = each as u64;
         wait("every run is in the middle", PATIENCE, || {
             let views = coordinator.runs()?;
-            Ok(views.iter().all(|v| v["phase"] == "running" && v["blocks_done"].as_u64() > Some(0)))
+            Ok(views.iter().all(|v| v["phase"] == "running" && v["blocks_done"].as_u64() >= Some(hosts)))
         })
         .await?;
         back.push(kill_once(&home, &mut coordinator, &swarm, &runs).await?);
@@ -92,6 +94,9 @@ async fn kill_once(home: &Home, coordinator: &mut Coordinator, swarm: &Swarm, ru
     })
     .await?;
     let going_on = began.elapsed();
+    eprintln!(
+        "restart: it answers after {answers:.3?}, all are connected after {connected:.3?}, all go on after {going_on:.3?}"
+    );
     let broken: Vec<Value> = coordinator.runs()?.into_iter().filter(|v| !v["ending"].is_null()).collect();
     ensure!(broken.is_empty(), "runs ended of it: {broken:?}");
     Ok(Back { answers, connected, going_on })
@@ -125,11 +130,9 @@ async fn wait(what: &str, patience: Duration, mut holds: impl FnMut() -> Result<
 }
 
 pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
-    let quick = bench.size.quick;
-    let block = Duration::from_secs(if quick { 1 } else { 3 });
-    let scale = Scale { agents: bench.size.agents, runs: 10, blocks: 20, block };
-    let times = if quick { 1 } else { 3 };
-    let back = kill(dir, &bench.coordinator(), scale, times, false).await?;
+    let block = Duration::from_millis(bench.size.block_ms);
+    let scale = Scale { agents: bench.size.agents, runs: 10, blocks: 10, block };
+    let back = kill(dir, &bench.coordinator(), scale, bench.size.kills, false).await?;
     let seconds = |of: fn(&Back) -> Duration| -> Vec<Reading> {
         back.iter().map(|b| Reading { value: of(b).as_secs_f64(), cpu_us: f64::NAN }).collect()
     };

@@ -3,10 +3,11 @@
 use std::{path::Path, time::Instant};
 
 use anyhow::Result;
+use drums_analysis::stats::ratio::MIN_UNITS;
 use drums_common::lease::LeaseTimes;
 use drums_coordinator::pki::Pki;
 
-use super::{Bench, Cpu, Floor, PATIENCE, per_core, settle};
+use super::{Bench, Cpu, Floor, PATIENCE, per_core, told};
 use crate::{
     agents::{Pace, Swarm},
     floor::{
@@ -35,16 +36,17 @@ pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
     let mut readings: [Vec<Reading>; 3] = Default::default();
     let mut took = Vec::new();
     // The first storm of each makes what later ones find: threads, statements, pages.
-    for (n, round) in order(bench.seed, "storm", ARMS.len(), bench.size.rounds / 2 + 1).into_iter().enumerate() {
+    let rounds = (bench.size.rounds / 2).max(MIN_UNITS) + 1;
+    for (n, round) in order(bench.seed, "storm", ARMS.len(), rounds).into_iter().enumerate() {
         for arm in round {
-            settle().await;
+            bench.settle().await;
             let reading = match arm {
                 0 => {
                     let (cpu, began) = (Cpu::of(coordinator.pid())?, Instant::now());
                     swarm.set_pace(|p| p.connect = true);
                     swarm.connected(PATIENCE).await?;
                     let seconds = began.elapsed().as_secs_f64();
-                    settle().await;
+                    bench.settle().await;
                     let reading = per_core(cpu.us_per(all as f64)?);
                     if n > 0 {
                         took.push(Reading { value: seconds, cpu_us: reading.cpu_us });
@@ -57,7 +59,7 @@ pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
                     let cpu = Cpu::of(floor.helper.pid())?;
                     clients.set(|l| l.connect = true);
                     clients.connected(PATIENCE).await?;
-                    settle().await;
+                    bench.settle().await;
                     let reading = per_core(cpu.us_per(all as f64)?);
                     clients.set(|l| l.connect = false);
                     clients.gone(PATIENCE).await?;
@@ -72,6 +74,7 @@ pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
                 readings[arm].push(reading);
             }
         }
+        told("storm", n, rounds, &ARMS, &readings);
     }
     let [ours, quinn, tls] = &readings;
     let name = format!("reconnect storm of {all}: handshakes per core");

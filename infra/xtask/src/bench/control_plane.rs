@@ -15,11 +15,14 @@ pub struct ControlPlaneArgs {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Only these rows: beats, plan, idle, storm, upload, death, quiet, restart
-    #[arg(long, value_delimiter = ',')]
-    only: Vec<String>,
-    /// Also write `{"rows": [...]}` here
+    #[arg(long, value_name = "ROW", value_delimiter = ',')]
+    rows: Vec<String>,
+    /// Also write `{"rows": [...]}` here, after each row; rows of a file that is there are kept, or replaced
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Leave out what the file has already
+    #[arg(long, requires = "json")]
+    resume: bool,
 }
 
 pub fn run(args: &ControlPlaneArgs) -> Result<()> {
@@ -40,8 +43,11 @@ pub fn run(args: &ControlPlaneArgs) -> Result<()> {
     if args.quick {
         command.arg("--quick");
     }
-    if !args.only.is_empty() {
-        command.args(["--only", &args.only.join(",")]);
+    if !args.rows.is_empty() {
+        command.args(["--rows", &args.rows.join(",")]);
+    }
+    if args.resume {
+        command.arg("--resume");
     }
     if let Some(path) = &args.json {
         command.arg("--json").arg(std::path::absolute(path)?);
