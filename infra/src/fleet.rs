@@ -68,7 +68,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    fn start(
+    pub fn start(
         name: &str,
         member: &Member,
         command: &mut Command,

@@ -60,6 +60,17 @@ impl Member {
         unsafe { command.pre_exec(hook) }
     }
 
+    /// What a thread of this process calls to step into this namespace for good.
+    pub fn entering(&self) -> io::Result<impl FnOnce() -> io::Result<()> + Send + 'static> {
+        let namespace = self.namespace.try_clone()?;
+        Ok(move || setns(&namespace, CloneFlags::CLONE_NEWNET).map_err(io::Error::from))
+    }
+
+    /// Gives a member with a bridge another address on it.
+    pub fn also_at(&self, address: Ipv4Addr) -> Result<(), LabError> {
+        self.ip(&format!("addr add {address}/24 dev br0"))
+    }
+
     /// What the kernel calls this namespace, as in `/proc/PID/ns/net`.
     pub fn kernel_name(&self) -> Option<String> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", self.namespace.as_raw_fd())).ok()?;

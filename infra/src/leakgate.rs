@@ -1,7 +1,7 @@
 //! The leak gate: what the kernel showed before, against what it shows now.
 //!
-//! Owns the listing of processes, mounts, namespaces, cgroups, links and listening ports, and the comparison. Knows
-//! nothing of who should have removed a thing. On a machine that others use as well (`DRUMS_SHARED_MACHINE` set), only
+//! Owns the listing of processes, mounts, namespaces, cgroups, links, routes, firewall tables and listening ports, and the
+//! comparison. Knows nothing of who should have removed a thing. On a machine that others use as well (`DRUMS_SHARED_MACHINE` set), only
 //! what carries this installation's own names is counted; on a machine of one's own, everything new is.
 
 use std::{
@@ -25,7 +25,7 @@ pub const SHARED_MACHINE: &str = "DRUMS_SHARED_MACHINE";
 /// Something that is there now and was not before.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Leak {
-    /// `process`, `mount`, `namespace`, `cgroup`, `link` or `port`.
+    /// `process`, `mount`, `namespace`, `cgroup`, `link`, `route`, `table` or `port`.
     pub kind: &'static str,
     pub what: String,
 }
@@ -84,6 +84,8 @@ pub struct Snapshot {
     namespaces: BTreeSet<String>,
     cgroups: BTreeSet<String>,
     links: BTreeSet<String>,
+    routes: BTreeSet<String>,
+    tables: BTreeSet<String>,
     ports: BTreeSet<String>,
 }
 
@@ -91,7 +93,16 @@ impl Snapshot {
     pub fn take() -> Result<Self, LeakGateError> {
         let processes = processes()?;
         let namespaces = processes.values().flat_map(|p| p.namespaces.iter().cloned()).collect();
-        Ok(Self { processes, mounts: mounts()?, namespaces, cgroups: cgroups()?, links: links()?, ports: ports()? })
+        Ok(Self {
+            processes,
+            mounts: mounts()?,
+            namespaces,
+            cgroups: cgroups()?,
+            links: links()?,
+            routes: routes()?,
+            tables: tables(),
+            ports: ports()?,
+        })
     }
 
     /// What `self` shows and `before` did not, as far as `scope` counts it.
@@ -127,6 +138,8 @@ impl Snapshot {
         add("mount", &self.mounts, &before.mounts);
         add("cgroup", &self.cgroups, &before.cgroups);
         add("link", &self.links, &before.links);
+        add("route", &self.routes, &before.routes);
+        add("table", &self.tables, &before.tables);
         add("port", &self.ports, &before.ports);
         leaks.into_iter().collect()
     }
@@ -277,6 +290,28 @@ fn links() -> Result<BTreeSet<String>, LeakGateError> {
     Ok(text.lines().skip(2).filter_map(|l| l.split_once(':')).map(|(name, _)| name.trim().to_owned()).collect())
 }
 
+/// IPv4 routes of this network namespace; each names its link.
+fn routes() -> Result<BTreeSet<String>, LeakGateError> {
+    let text = read("/proc/thread-self/net/route")?;
+    let line = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let address = |at: usize| {
+            let number = u32::from_str_radix(fields.get(at)?, 16).ok()?;
+            Some(std::net::Ipv4Addr::from(number.to_le_bytes()))
+        };
+        Some(format!("{}/{} dev {} via {}", address(1)?, address(7)?, fields.first()?, address(2)?))
+    };
+    Ok(text.lines().skip(1).filter_map(line).collect())
+}
+
+/// Firewall tables of this network namespace, as nft lists them. The project makes none; where nft is not installed,
+/// neither does anything else that is looked at.
+fn tables() -> BTreeSet<String> {
+    let listed = std::process::Command::new("nft").args(["list", "tables"]).stdin(std::process::Stdio::null()).output();
+    let text = listed.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
 /// TCP listeners and unconnected UDP sockets of this network namespace, and the named unix sockets that listen.
 fn ports() -> Result<BTreeSet<String>, LeakGateError> {
     let mut found = BTreeSet::new();
@@ -367,6 +402,26 @@ mod tests {
         let shown = format!("tcp {}", listener.local_addr().unwrap());
         let leaks = Snapshot::take().unwrap().new_since(&before, &Scope::Machine);
         assert!(leaks.iter().any(|l| l.kind == "port" && l.what == shown), "{leaks:?}");
+    }
+
+    #[test]
+    fn live_a_route_and_a_firewall_table_are_found() {
+        // In a namespace of this thread's own, which ends with it.
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        let run = |line: &str| {
+            let mut words = line.split(' ');
+            let status = Command::new(words.next().unwrap()).args(words).status().unwrap();
+            assert!(status.success(), "{line}");
+        };
+        run("ip link add leakgate0 type bridge");
+        run("ip link set leakgate0 up");
+        let before = Snapshot::take().unwrap();
+        run("ip route add 198.19.255.248/30 dev leakgate0");
+        run("nft add table inet leakgate");
+        let leaks = Snapshot::take().unwrap().new_since(&before, &Scope::Names(vec!["leakgate".to_owned()]));
+        let shown: Vec<String> = leaks.iter().map(ToString::to_string).collect();
+        let route = "route 198.19.255.248/255.255.255.252 dev leakgate0 via 0.0.0.0";
+        assert_eq!(shown, [route, "table table inet leakgate"]);
     }
 
     #[test]

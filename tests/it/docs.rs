@@ -46,6 +46,31 @@ fn every_promise_names_a_test_that_exists() {
 }
 
 #[test]
+fn every_row_of_the_fields_faults_names_tests_that_exist_and_carry_its_number() {
+    let text = fs::read_to_string(root().join("docs/field-faults.md")).unwrap();
+    let tests = test_functions();
+    let mut rows = BTreeSet::new();
+    for line in text.lines().filter(|l| l.starts_with("| ")) {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let Ok(row) = cells[0].parse::<u32>() else { continue };
+        assert_eq!(cells.len(), 4, "{line}");
+        assert!(rows.insert(row), "row {row} stands twice");
+        let named: Vec<&str> = cells[3].split('`').skip(1).step_by(2).collect();
+        for name in &named {
+            assert!(tests.contains(*name), "row {row} names {name}, which does not exist");
+        }
+        let own = format!("row_{row:02}_");
+        assert!(named.iter().any(|n| n.starts_with(&own)), "row {row} names no test {own}...");
+        // And none is left out.
+        let left_out = tests.iter().find(|t| t.starts_with(&own) && !named.contains(&t.as_str()));
+        assert_eq!(left_out, None, "row {row} does not name it");
+    }
+    for row in [8, 10, 12, 13, 14, 15, 20] {
+        assert!(rows.contains(&row), "row {row} is missing");
+    }
+}
+
+#[test]
 fn architecture_states_its_invariants() {
     let text = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
     let invariants = text.lines().filter(|l| l.contains("**Invariant:**")).count();

@@ -227,7 +227,7 @@ fn live_a_killed_agent_that_is_back_in_time_leaves_an_incomplete_run_and_names_t
 }
 
 #[test]
-fn live_an_agent_that_never_returns_loses_the_run_and_its_audit_leaves_nothing() {
+fn row_08_an_agent_killed_in_an_arm_loses_its_run_and_the_next_audit_leaves_nothing() {
     let check = || -> Result<()> {
         let mut fleet = TestFleet::start(&["h1"])?;
         fleet.register(&spec("EXP-903", &["drums-cold", "runc-cold"], 8, 1))?;

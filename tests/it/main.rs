@@ -5,6 +5,7 @@ mod disk;
 mod docs;
 mod live_arms;
 mod live_bucket;
+mod live_chaos;
 mod live_engine;
 mod live_fleet;
 mod live_measure;

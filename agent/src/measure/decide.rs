@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! stop ──▶ Stop          run not listed, Unwind, Cancel, deadline or life lease over ──▶ Close
-//! no preflight ──▶ Prepare          granted and never begun, dispatch lease holds ──▶ Block          else ──▶ Idle
+//! no preflight of this agent ──▶ Prepare          granted and never begun, dispatch lease holds ──▶ Block          else ──▶ Idle
 //! ```
 //! Closing comes before preparing and preparing before measuring: an end must not wait behind a beginning. A run that is
 //! held up is passed over, so that it keeps neither the others nor a stop waiting.
@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use drums_common::{
     clock::MonoMicros,
+    digest::Sha256,
     evidence::BlockResult,
     ids::RunId,
     wire::latest::{Desired, Grant, RunDesired, RunPhase},
@@ -22,6 +23,8 @@ use crate::net::Stop;
 /// Everything that a decision is made from.
 #[derive(Clone, Copy)]
 pub struct Situation<'a> {
+    /// Digest of this agent.
+    pub agent: Sha256,
     pub desired: Option<&'a Desired>,
     pub desired_at: MonoMicros,
     pub stop: Option<&'a Stop>,
@@ -101,7 +104,8 @@ pub fn next_action(s: &Situation<'_>) -> Action {
         return Action::Close(run, reason);
     }
     let ready = || live().filter(|d| held_up(&d.run).is_none());
-    let prepared = |d: &RunDesired| s.runs.get(&d.run).is_some_and(|p| p.preflight);
+    // By this agent: one that was put in another's place in the middle of a run says so before it measures.
+    let prepared = |d: &RunDesired| s.runs.get(&d.run).is_some_and(|p| p.preflight == Some(s.agent));
     if let Some(d) = ready().find(|d| !prepared(d)) {
         return if s.may_take_new_block { Action::Prepare(d.run) } else { Action::Idle(Idle::NoDispatch) };
     }
@@ -165,12 +169,13 @@ pub fn interruption(run: RunId, s: &Situation<'_>) -> Option<BlockResult> {
 
 #[cfg(test)]
 mod tests {
-    use drums_common::{digest::Sha256, evidence::BlockKind, ids::Generation};
+    use drums_common::{evidence::BlockKind, ids::Generation};
 
     use super::*;
 
     const RUN: RunId = RunId([1; 6]);
     const OTHER: RunId = RunId([2; 6]);
+    const AGENT: Sha256 = Sha256([7; 32]);
 
     fn grant(block: u32) -> Grant {
         Grant { block, kind: BlockKind::Measured, order: vec![], template_build: 0, seed: u64::from(block) }
@@ -191,7 +196,7 @@ mod tests {
 
     fn progress(preflight: bool, closed: bool, started: &[u32]) -> Progress {
         Progress {
-            preflight,
+            preflight: preflight.then_some(AGENT),
             closed,
             started: started.iter().map(|b| block_key(BlockKind::Measured, *b)).collect(),
             ..Progress::default()
@@ -218,6 +223,7 @@ mod tests {
         fn with<T>(&self, f: impl FnOnce(&Situation<'_>) -> T) -> T {
             let desired = Desired { generation: Generation(1), runs: self.runs.clone() };
             f(&Situation {
+                agent: AGENT,
                 desired: self.known.then_some(&desired),
                 desired_at: MonoMicros(0),
                 stop: self.stop.as_ref(),
@@ -247,6 +253,9 @@ mod tests {
         assert_eq!(case(vec![run(RUN, Prepare, &[])], vec![]).decide(), Action::Prepare(RUN));
         let ready = || (RUN, progress(true, false, &[]));
         assert_eq!(case(vec![run(RUN, Prepare, &[])], vec![ready()]).decide(), Action::Idle(Idle::Nothing));
+        // Prepared by another agent.
+        let others = Progress { preflight: Some(Sha256([8; 32])), ..progress(true, false, &[0]) };
+        assert_eq!(case(vec![run(RUN, Measure, &[0, 1])], vec![(RUN, others)]).decide(), Action::Prepare(RUN));
         // A grant without a preflight (a restart lost nothing, but the order may come in one piece).
         assert_eq!(case(vec![run(RUN, Measure, &[0])], vec![]).decide(), Action::Prepare(RUN));
         assert_eq!(case(vec![run(RUN, Measure, &[0, 1])], vec![ready()]).decide(), Action::Block(RUN, grant(0)));
@@ -264,8 +273,11 @@ mod tests {
     fn warm_up_and_measured_blocks_are_numbered_apart() {
         let mut d = run(RUN, RunPhase::Measure, &[0, 0]);
         d.granted[0].kind = BlockKind::WarmUp;
-        let done =
-            Progress { started: [block_key(BlockKind::WarmUp, 0)].into(), preflight: true, ..Progress::default() };
+        let done = Progress {
+            started: [block_key(BlockKind::WarmUp, 0)].into(),
+            preflight: Some(AGENT),
+            ..Progress::default()
+        };
         assert_eq!(case(vec![d], vec![(RUN, done)]).decide(), Action::Block(RUN, grant(0)));
     }
 

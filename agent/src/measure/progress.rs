@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use drums_common::{
+    digest::Sha256,
     evidence::{BlockEnded, BlockKind, BlockResult, Body, Environment, Identity, Record},
     experiment::{Control, Experiment, Metric},
     ids::ArmName,
@@ -13,7 +14,8 @@ use super::journal::LEAK;
 /// What the records so far amount to.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Progress {
-    pub preflight: bool,
+    /// Which agent, by digest, said last what the host is.
+    pub preflight: Option<Sha256>,
     pub closed: bool,
     /// Blocks that began, whether or not they ended; each kind has numbers of its own.
     pub started: BTreeSet<BlockKey>,
@@ -45,7 +47,7 @@ impl Progress {
 
     pub fn apply(&mut self, body: &Body) {
         match body {
-            Body::Preflight(_) => self.preflight = true,
+            Body::Preflight(p) => self.preflight = Some(p.agent_sha256),
             Body::Template(t) => {
                 self.identities.push((format!("template {} of {}", t.build, t.arm), t.identity.clone()));
             }

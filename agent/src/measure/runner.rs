@@ -271,7 +271,8 @@ impl<E: ArmEngine> Runner<E> {
     fn decide(&self, view: &View) -> Action {
         let runs: BTreeMap<RunId, Progress> = self.runs.iter().map(|(r, s)| (*r, s.progress().clone())).collect();
         let held_up = self.held_up.iter().map(|(run, h)| (*run, h.what)).collect();
-        decide::next_action(&situation(view, &self.parts.link, &*self.parts.clock, &runs, &held_up))
+        let parts = &self.parts;
+        decide::next_action(&situation(view, &parts.link, &*parts.clock, parts.agent_sha256, &runs, &held_up))
     }
 
     /// After a failed write: what is buffered goes to disk first, and a block that it cut short gets its end.
@@ -537,19 +538,21 @@ fn held(engine: &impl ArmEngine) -> impl Iterator<Item = String> {
 
 /// Why what is under way for the run must end now, if it must.
 pub(super) fn interruption(run: RunId, link: &Link, clock: &dyn Clock) -> Option<BlockResult> {
-    // How far runs are makes no difference to that.
-    let (runs, held_up) = (BTreeMap::new(), BTreeMap::new());
-    decide::interruption(run, &situation(&link.view(), link, clock, &runs, &held_up))
+    // How far runs are, and by which agent, makes no difference to that.
+    let (agent, runs, held_up) = (Sha256([0; 32]), BTreeMap::new(), BTreeMap::new());
+    decide::interruption(run, &situation(&link.view(), link, clock, agent, &runs, &held_up))
 }
 
 fn situation<'a>(
     view: &'a View,
     link: &Link,
     clock: &dyn Clock,
+    agent: Sha256,
     runs: &'a BTreeMap<RunId, Progress>,
     held_up: &'a BTreeMap<RunId, HeldUp>,
 ) -> Situation<'a> {
     Situation {
+        agent,
         desired: view.desired.as_deref(),
         desired_at: view.desired_at,
         stop: view.stop.as_ref(),

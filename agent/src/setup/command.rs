@@ -150,8 +150,8 @@ impl Run {
             Err(_) => Some(Ended::Late),
         };
         if ended.is_some() {
-            // SAFETY: plain numbers. The child was not waited for, so its pid and group are still its own.
-            unsafe { libc::kill(-(pid as i32), libc::SIGKILL) };
+            // It was not waited for, so its number and its group are still its own; nothing is left to kill if it fails.
+            let _ = crate::sys::signal::kill_group(pid);
         }
         let follow = |source| CommandError::Follow { command: self.shown.clone(), source };
         let status = child.wait().map_err(follow)?;

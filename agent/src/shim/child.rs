@@ -33,7 +33,7 @@ use nix::{
 use super::{namespaces::loopback_up, protocol::Failed};
 use crate::{
     steps::Process,
-    sys::{LeafOf, PreMount, SessionSpec, StdIo, ToolSpec, cgroup::Layout, procfs, spec::OverlayRoot},
+    sys::{LeafOf, PreMount, SessionSpec, StdIo, ToolSpec, cgroup::Layout, procfs, signal, spec::OverlayRoot},
 };
 
 pub(super) struct Started {
@@ -151,7 +151,7 @@ fn spawn(
         Err(e) => Some(Failed::io("hear from the new process", &e)),
     };
     if let Some(failed) = failed {
-        let _ = procfs::pidfd_signal(&pidfd, libc::SIGKILL);
+        let _ = signal::send(&pidfd, libc::SIGKILL);
         return Err(failed);
     }
     // It cannot have been reaped yet: only our own loop reaps.

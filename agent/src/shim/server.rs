@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     steps::Process,
-    sys::{Exit, cgroup::Layout, procfs},
+    sys::{Exit, cgroup::Layout, procfs, signal},
 };
 
 /// Ended children that nobody asked about are forgotten beyond this many.
@@ -188,7 +188,7 @@ impl Shim {
                 Errno::ECHILD,
             ));
         }
-        let pidfd = procfs::pidfd_open(pid).map_err(|e| Failed::io(format!("open pid {pid}"), &e))?;
+        let pidfd = signal::open(pid).map_err(|e| Failed::io(format!("open pid {pid}"), &e))?;
         // What becomes our child by itself was made by a tool in a session's group.
         self.keep(child::Started { process: Process { pid, start: stat.start }, pidfd }, true)
     }
@@ -229,8 +229,7 @@ impl Shim {
             let children = procfs::children_of_self().unwrap_or_default();
             for pid in &children {
                 // A child of ours that we have not reaped cannot have its pid reused.
-                // SAFETY: plain system call.
-                unsafe { libc::kill(*pid, libc::SIGKILL) };
+                let _ = signal::open(*pid).and_then(|pidfd| signal::send(&pidfd, libc::SIGKILL));
             }
             self.reap();
             match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG) {

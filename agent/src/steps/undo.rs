@@ -50,8 +50,11 @@ pub fn observe(
         (Resource::Cgroup { name }, Some(Receipt::Inode(made))) => match sys.cgroup_inode(name)? {
             Some(inode) if inode != *made => return Ok(Seen::Foreign(format!("group {name} is another one now"))),
             Some(_) => true,
-            // Removed in part: what is left of it goes too.
-            None => sys.cgroup_exists(name)?,
+            // Its undo removes the folder that was recorded last.
+            None if sys.cgroup_exists(name)? => {
+                return Ok(Seen::Foreign(format!("the group {name} that is left is not the one that was made")));
+            }
+            None => false,
         },
         (Resource::Cgroup { name }, _) => sys.cgroup_exists(name)?,
         (Resource::Dir { path }, Some(Receipt::Inode(made))) => match sys.path_inode(path)? {

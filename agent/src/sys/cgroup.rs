@@ -13,7 +13,7 @@ use drums_common::evidence::LimitsRead;
 
 use crate::steps::Inode;
 
-use super::{CgroupLimits, Leaf, LeafOf, SysError, clock, procfs};
+use super::{CgroupLimits, Leaf, LeafOf, SysError, clock, procfs, signal};
 
 const LEAVES: [Leaf; 2] = [Leaf::Tool, Leaf::Session];
 /// Period of the CPU quota; the kernel's and runc's default.
@@ -256,7 +256,12 @@ impl Layout {
         loop {
             self.thaw_and_kill(name, deadline)?;
             let mut gone = true;
-            for root in self.everywhere() {
+            // Backwards: the folder that its identity is of goes last, and only once the others are gone. What carries
+            // the name when it is not there any more is then a stranger's.
+            for (at, root) in self.everywhere().into_iter().enumerate().rev() {
+                if at == 0 && !gone {
+                    continue;
+                }
                 match remove_groups(&root.join(name)) {
                     Ok(()) => {}
                     Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
@@ -301,9 +306,9 @@ impl Layout {
         let mut ending = Vec::new();
         for pid in pids {
             // The descriptor first, then the look: if the pid is in our group *now*, the descriptor is of that process.
-            let Ok(pidfd) = procfs::pidfd_open(pid) else { continue };
-            if pid > 1 && member(pid, name) {
-                procfs::pidfd_signal(&pidfd, libc::SIGKILL)
+            let Ok(pidfd) = signal::open(pid) else { continue };
+            if member(pid, name) {
+                signal::send(&pidfd, libc::SIGKILL)
                     .map_err(|e| SysError::os("kill", format!("pid {pid} of {name}"), e))?;
                 ending.push(pidfd);
             }

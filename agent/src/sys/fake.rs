@@ -247,6 +247,15 @@ impl Sys for Fake {
             Ok(())
         })
     }
+    fn new_file(&self, path: &Path, mode: u32) -> Result<Option<OwnedFd>, SysError> {
+        if self.path_exists(path)? {
+            return Err(no("make", path.display(), libc::EEXIST));
+        }
+        self.write_file(path, &[], mode).map(|()| None)
+    }
+    fn set_mode(&self, path: &Path, _: u32) -> Result<(), SysError> {
+        self.change(&format!("change the mode of {}", path.display()), |_| Ok(()))
+    }
     fn read_file(&self, path: &Path) -> Result<Vec<u8>, SysError> {
         self.look(|s| s.files.get(path).cloned().or_else(|| s.proc_file(path)))
             .ok_or_else(|| no("read", path.display(), libc::ENOENT))

@@ -1,11 +1,11 @@
 //! The real kernel.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs::{self, OpenOptions, Permissions},
     io::{self, Write as _},
     os::{
         fd::{BorrowedFd, OwnedFd},
-        unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+        unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
     },
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -25,7 +25,7 @@ use super::{
     cgroup::Layout,
     clock,
     links::{self, Netlink},
-    procfs, tree,
+    procfs, signal, tree,
 };
 use crate::{
     shim::{Reply, Request, ShimClient, ShimError},
@@ -103,6 +103,14 @@ impl Sys for Linux {
             .open(path)
             .and_then(|mut f| f.write_all(bytes))
             .map_err(|e| SysError::os("write", path.display(), e))
+    }
+    fn new_file(&self, path: &Path, mode: u32) -> Result<Option<OwnedFd>, SysError> {
+        let made = OpenOptions::new().create_new(true).read(true).write(true).mode(mode).open(path);
+        made.map(|file| Some(file.into())).map_err(|e| SysError::os("make the file", path.display(), e))
+    }
+    fn set_mode(&self, path: &Path, mode: u32) -> Result<(), SysError> {
+        fs::set_permissions(path, Permissions::from_mode(mode))
+            .map_err(|e| SysError::os("change the mode of", path.display(), e))
     }
     fn read_file(&self, path: &Path) -> Result<Vec<u8>, SysError> {
         fs::read(path).map_err(|e| SysError::os("read", path.display(), e))
@@ -242,9 +250,9 @@ impl Sys for Linux {
     fn alive(&self, child: &Child) -> bool {
         child.pidfd.as_ref().is_some_and(|p| !procfs::has_ended(p))
     }
-    fn signal(&self, child: &Child, signal: i32) -> Result<(), SysError> {
+    fn signal(&self, child: &Child, number: i32) -> Result<(), SysError> {
         let Some(pidfd) = &child.pidfd else { return Ok(()) };
-        procfs::pidfd_signal(pidfd, signal).map_err(|e| SysError::os("signal", format!("pid {}", child.process.pid), e))
+        signal::send(pidfd, number).map_err(|e| SysError::os("signal", format!("pid {}", child.process.pid), e))
     }
 
     fn process_start(&self, pid: i32) -> Result<Option<u64>, SysError> {
@@ -252,27 +260,7 @@ impl Sys for Linux {
         Ok(stat.filter(|s| !s.is_zombie()).map(|s| s.start))
     }
     fn kill_process(&self, process: Process, timeout_ms: u64) -> Result<(), SysError> {
-        let Process { pid, start } = process;
-        if pid <= 1 {
-            return Err(SysError::Refused { op: "kill", why: format!("pid {pid} is never ours") });
-        }
-        let fail = |op: &'static str| move |e: io::Error| SysError::os(op, format!("pid {pid}"), e);
-        let pidfd = match procfs::pidfd_open(pid) {
-            Ok(fd) => fd,
-            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
-            Err(e) => return Err(fail("open")(e)),
-        };
-        // The descriptor first, then the look: both are of the same process.
-        match procfs::stat(pid).map_err(fail("look up"))? {
-            Some(stat) if stat.start == start && !stat.is_zombie() => {}
-            _ => return Ok(()),
-        }
-        procfs::pidfd_signal(&pidfd, libc::SIGKILL).map_err(fail("kill"))?;
-        let deadline = clock::raw_us().saturating_add(timeout_ms.saturating_mul(1_000));
-        if procfs::wait_ended(&pidfd, deadline).map_err(fail("wait for"))? {
-            return Ok(());
-        }
-        Err(SysError::Deadline { what: format!("the end of pid {pid}"), waited_ms: timeout_ms })
+        signal::kill_exactly(process, timeout_ms)
     }
     fn own_cpu_us(&self) -> u64 {
         let own = getrusage(UsageWho::RUSAGE_SELF)

@@ -10,6 +10,7 @@ pub mod fake;
 pub mod links;
 pub mod linux;
 pub mod procfs;
+pub mod signal;
 pub mod spec;
 pub mod tree;
 pub mod windowed;
@@ -127,6 +128,9 @@ pub trait Sys: Send {
     /// Makes a folder (its parent must exist); refuses one that exists.
     fn make_dir(&self, path: &Path, mode: u32) -> Result<(), SysError>;
     fn write_file(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<(), SysError>;
+    /// A file that was not there before, to read and to write; no descriptor in tests' fakes.
+    fn new_file(&self, path: &Path, mode: u32) -> Result<Option<OwnedFd>, SysError>;
+    fn set_mode(&self, path: &Path, mode: u32) -> Result<(), SysError>;
     fn read_file(&self, path: &Path) -> Result<Vec<u8>, SysError>;
     fn path_exists(&self, path: &Path) -> Result<bool, SysError>;
     /// Which one it is; none when nothing is there.

@@ -1,11 +1,8 @@
-//! Processes as /proc shows them, and their descriptors.
+//! Processes as /proc shows them, and how they end.
 
 use std::{
     fs, io,
-    os::{
-        fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd},
-        unix::fs::MetadataExt as _,
-    },
+    os::{fd::AsFd, unix::fs::MetadataExt as _},
     path::Path,
 };
 
@@ -58,34 +55,6 @@ fn parse_stat(text: &str) -> Option<Stat> {
     // Field 22; `rest` stands at field 5.
     let start = rest.nth(17)?.parse().ok()?;
     Some(Stat { state, ppid, start })
-}
-
-/// A descriptor that names exactly this process, also after its pid is reused.
-pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
-    // SAFETY: plain system call; on success it yields a new descriptor (close-on-exec) that nobody else owns.
-    unsafe {
-        let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        #[allow(clippy::cast_possible_truncation)] // descriptors are ints
-        Ok(OwnedFd::from_raw_fd(fd as i32))
-    }
-}
-
-/// Signals through the descriptor; a process that has ended is fine.
-pub fn pidfd_signal(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
-    // SAFETY: plain system call on a descriptor that lives through it; no info structure is passed.
-    let r = unsafe {
-        libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, std::ptr::null::<libc::siginfo_t>(), 0)
-    };
-    if r == 0 {
-        return Ok(());
-    }
-    match io::Error::last_os_error() {
-        e if e.raw_os_error() == Some(libc::ESRCH) => Ok(()),
-        e => Err(e),
-    }
 }
 
 /// Waits until the process has ended; false when `deadline_us` (CLOCK_MONOTONIC_RAW) came first.

@@ -10,19 +10,12 @@ use drums_common::{digest::Sha256, evidence::LimitsRead};
 use super::{CgroupLimits, Child, Exit, SessionNet, SessionSpec, Sys, SysError, ToolSpec};
 use crate::{
     steps::{Inode, Process},
-    windows::{Edge, pass},
+    windows::{Edge, around, pass},
 };
 
 /// Any kernel, with its windows. What only looks has none; waiting for a tool has, because the tool is at work then.
 #[derive(Debug)]
 pub struct Windowed<S>(pub S);
-
-fn around<T>(call: &'static str, change: impl FnOnce() -> T) -> T {
-    pass(call, Edge::Before);
-    let out = change();
-    pass(call, Edge::After);
-    out
-}
 
 impl<S: Sys> Sys for Windowed<S> {
     fn now_us(&self) -> u64 {
@@ -33,6 +26,12 @@ impl<S: Sys> Sys for Windowed<S> {
     }
     fn write_file(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<(), SysError> {
         around("write-file", || self.0.write_file(path, bytes, mode))
+    }
+    fn new_file(&self, path: &Path, mode: u32) -> Result<Option<OwnedFd>, SysError> {
+        around("new-file", || self.0.new_file(path, mode))
+    }
+    fn set_mode(&self, path: &Path, mode: u32) -> Result<(), SysError> {
+        around("set-mode", || self.0.set_mode(path, mode))
     }
     fn read_file(&self, path: &Path) -> Result<Vec<u8>, SysError> {
         self.0.read_file(path)
@@ -119,13 +118,19 @@ impl<S: Sys> Sys for Windowed<S> {
         around("spawn-session", || self.0.spawn_session(spec, netns))
     }
     fn spawn_tool(&self, spec: &ToolSpec, fds: &[BorrowedFd<'_>]) -> Result<Child, SysError> {
-        around("spawn-tool", || self.0.spawn_tool(spec, fds))
+        pass("spawn-tool", Edge::Before, None);
+        let started = self.0.spawn_tool(spec, fds);
+        pass("spawn-tool", Edge::After, started.as_ref().ok().and_then(|c| c.pidfd.as_ref()));
+        started
     }
     fn adopt(&self, pid: i32) -> Result<Child, SysError> {
         around("adopt", || self.0.adopt(pid))
     }
     fn wait(&self, child: &Child, timeout_ms: u64) -> Result<Exit, SysError> {
-        around("wait", || self.0.wait(child, timeout_ms))
+        pass("wait", Edge::Before, child.pidfd.as_ref());
+        let ended = self.0.wait(child, timeout_ms);
+        pass("wait", Edge::After, None);
+        ended
     }
     fn alive(&self, child: &Child) -> bool {
         self.0.alive(child)

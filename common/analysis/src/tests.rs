@@ -140,7 +140,7 @@ fn a_noisy_block_is_voided_whole_and_replaced() {
 }
 
 #[test]
-fn a_missing_sample_arm_or_end_is_incomplete_and_leaves_no_numbers() {
+fn row_13_a_missing_sample_arm_or_end_is_incomplete_and_leaves_no_numbers() {
     let without = |what: &dyn Fn(&Body) -> bool| {
         analysed(&plain(), |_, records| {
             let at = records.iter().position(|r| what(&r.body)).unwrap();
@@ -311,7 +311,7 @@ fn what_became_of_a_run_is_never_collapsed() {
 #[test]
 fn fidelity_faults_make_a_run_invalid() {
     type Change = (&'static str, &'static str, fn(&mut Body) -> bool);
-    let changes: [Change; 9] = [
+    let changes: [Change; 8] = [
         ("mechanism", "breakpoints", |b| match b {
             Body::Fidelity(f) => {
                 f.faults.push("breakpoints were used".into());
@@ -347,13 +347,6 @@ fn fidelity_faults_make_a_run_invalid() {
             }
             _ => false,
         }),
-        ("agent", "mixed agents", |b| match b {
-            Body::Preflight(p) => {
-                p.agent_sha256 = drums_common::digest::Sha256::of(b"other");
-                true
-            }
-            _ => false,
-        }),
         ("samples", "clock", |b| match b {
             Body::Sample(s) if s.metric == Metric::CreateToReady => {
                 s.clock = "CLOCK_REALTIME".into();
@@ -380,7 +373,6 @@ fn fidelity_faults_make_a_run_invalid() {
         let a = analysed(&plain(), |_, records| {
             // Past the warm-up block, whose faults are printed by nobody.
             let from = records.iter().position(|r| matches!(&r.body, Body::BlockEnded(_))).unwrap();
-            let from = if name == "agent" { 0 } else { from };
             assert!(records[from..].iter_mut().any(|r| change(&mut r.body)), "{name}");
         });
         assert_verdict(&a, Verdict::Invalid, Status::Preliminary, words);
@@ -389,6 +381,30 @@ fn fidelity_faults_make_a_run_invalid() {
     }
     let a = analysed(&plain(), |_, records| records[9].registration = drums_common::digest::Sha256::of(b"another"));
     assert_verdict(&a, Verdict::Invalid, Status::Preliminary, "records carry registration");
+}
+
+#[test]
+fn row_15_a_run_that_saw_two_agents_is_invalid() {
+    // Another one on one of the hosts, or on the same host after a while.
+    for again in [false, true] {
+        let a = analysed(&plain(), |_, records| {
+            let at = records.iter().position(|r| matches!(r.body, Body::Preflight(_))).unwrap();
+            let mut other = records[at].clone();
+            let Body::Preflight(p) = &mut other.body else { unreachable!("found as one") };
+            p.agent_sha256 = drums_common::digest::Sha256::of(b"other");
+            if again {
+                let of_host = |r: &&mut Record| r.host == other.host && r.seq > other.seq;
+                records.iter_mut().filter(of_host).for_each(|r| r.seq += 1);
+                other.seq += 1;
+                records.insert(at + 1, other);
+            } else {
+                records[at] = other;
+            }
+        });
+        assert_verdict(&a, Verdict::Invalid, Status::Preliminary, "mixed agents");
+        assert!(!gate(&a, "agent").passed);
+        assert!(a.summary.ratios.is_empty());
+    }
 }
 
 #[test]

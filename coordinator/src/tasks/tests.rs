@@ -24,6 +24,8 @@ use drums_common::{
 };
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
+mod rows;
+
 use super::*;
 use crate::{
     core::run::Ending,
@@ -650,7 +652,7 @@ fn beat(accepted: &crate::net::ports::Accepted, number: u64) -> drums_common::wi
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_host_whose_work_stands_still_is_shown_and_told_of_once() {
+async fn row_10_a_host_whose_work_stands_still_is_shown_and_told_of_once() {
     let home = tempfile::tempdir().unwrap();
     let clock = Arc::new(TestClock::default());
     let (life, agents, accepted) = idle_hosts(home.path(), &clock).await;

@@ -2,6 +2,7 @@
 
 mod aa;
 mod bench;
+mod chaos;
 mod check;
 mod demo;
 mod fault_windows;
@@ -41,6 +42,8 @@ enum Task {
         #[command(subcommand)]
         bench: bench::Bench,
     },
+    /// Do faults to a coordinator and its agents at work, by a seed, and look whether every promise held
+    Chaos(chaos::ChaosArgs),
     /// Kill the agent, its shim and tools at every fault window of every arm; is everything gone, and only ours?
     FaultWindows(fault_windows::FaultWindowsArgs),
     /// Build a workload tree and its manifest
@@ -78,6 +81,7 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Demo(args) => return demo::demo(&args),
         Task::DemoClean => demo::clean()?,
         Task::Aa(args) => aa::run(&args)?,
+        Task::Chaos(args) => chaos::run(&args)?,
         Task::FaultWindows(args) => fault_windows::run(&args)?,
         Task::Bench { bench } => bench::run(&bench)?,
         Task::Image { recipe: Recipe::Minimal { out } } => println!("{}  {}", image::minimal(&out)?, out.display()),

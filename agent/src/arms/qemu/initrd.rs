@@ -10,6 +10,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::windows::around;
+
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} {}", .path.display())]
 pub struct InitrdError {
@@ -29,8 +31,9 @@ pub fn ensure(tree: &Path, modules: &Path, target: &Path) -> Result<(), InitrdEr
         return Ok(());
     }
     let part = target.with_extension(format!("part{}", std::process::id()));
-    let made = write(tree, modules, &part)
-        .and_then(|()| fs::rename(&part, target).map_err(error("rename the initramfs to", target)));
+    let made = around("write-initramfs", || write(tree, modules, &part)).and_then(|()| {
+        around("rename-initramfs", || fs::rename(&part, target)).map_err(error("rename the initramfs to", target))
+    });
     if made.is_err() {
         let _ = fs::remove_file(&part);
     }

@@ -1,27 +1,19 @@
-//! QEMU's machine protocol, by hand: JSON lines over a Unix stream, one command at a time, an id on each, every wait
-//! bounded, descriptors by SCM_RIGHTS.
-//!
-//! It knows the protocol and the dozen commands used here. What they are used for, and in which order, is its caller's
-//! business. Events are remembered (bounded) because some failures are told by an event alone.
+//! QEMU's machine protocol, by hand: the dozen commands used here. What they are used for, and in which order, is its
+//! caller's business. Events are remembered (bounded) because some failures are told by an event alone.
+
+mod wire;
 
 use std::{
-    collections::VecDeque,
-    io::{self, IoSlice, Read as _, Write as _},
-    os::{
-        fd::{AsRawFd as _, BorrowedFd},
-        unix::net::UnixStream,
-    },
+    io,
+    os::{fd::BorrowedFd, unix::net::UnixStream},
     time::Duration,
 };
 
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use serde_json::{Value, json};
 
+pub use self::wire::{Change, Question};
+use self::wire::{Wire, clip};
 use crate::probe::raw_us;
-
-/// The longest line accepted; QEMU's own answers to the commands here are a few KiB.
-const MAX_LINE: usize = 4 << 20;
-const MAX_EVENTS: usize = 64;
 
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
@@ -46,31 +38,23 @@ pub enum QmpError {
 /// A negotiated connection.
 #[derive(Debug)]
 pub struct Qmp {
-    stream: UnixStream,
-    inbox: Vec<u8>,
-    next_id: u64,
-    timeout: Duration,
+    wire: Wire,
     version: String,
-    events: VecDeque<Value>,
 }
 
 impl Qmp {
     /// Waits for the greeting and leaves capability negotiation. Every later command is bounded by `timeout` too.
     pub fn negotiate(stream: UnixStream, timeout: Duration) -> Result<Self, QmpError> {
-        let mut q =
-            Self { stream, inbox: Vec::new(), next_id: 1, timeout, version: String::new(), events: VecDeque::new() };
-        let deadline = raw_us() + timeout.as_micros() as u64;
-        let greeting = q.line("greeting", deadline, timeout)?;
+        let mut wire = Wire::new(stream, timeout);
+        let greeting = wire.greeting()?;
         let version = &greeting["QMP"]["version"]["qemu"];
         let number = |part: &str| version[part].as_u64();
-        match (number("major"), number("minor"), number("micro")) {
-            (Some(a), Some(b), Some(c)) => q.version = format!("{a}.{b}.{c}"),
-            _ => {
-                let why = format!("the greeting is {}", clip(&greeting));
-                return Err(QmpError::Protocol { doing: "greeting".to_owned(), why });
-            }
-        }
-        q.command("qmp_capabilities", Value::Null)?;
+        let (Some(a), Some(b), Some(c)) = (number("major"), number("minor"), number("micro")) else {
+            let why = format!("the greeting is {}", clip(&greeting));
+            return Err(QmpError::Protocol { doing: "greeting".to_owned(), why });
+        };
+        let mut q = Self { wire, version: format!("{a}.{b}.{c}") };
+        q.change(Change::Negotiate, Value::Null)?;
         Ok(q)
     }
 
@@ -81,171 +65,69 @@ impl Qmp {
 
     /// Names of the events seen so far, oldest first.
     pub fn events(&self) -> Vec<String> {
-        self.events.iter().filter_map(|e| e["event"].as_str().map(str::to_owned)).collect()
+        self.wire.events().filter_map(|e| e["event"].as_str().map(str::to_owned)).collect()
     }
 
-    /// One command, its answer.
-    pub fn command(&mut self, name: &str, arguments: Value) -> Result<Value, QmpError> {
-        self.send(name, arguments, None)
-    }
-
-    /// One command with a descriptor attached.
-    fn send(&mut self, name: &str, arguments: Value, fd: Option<BorrowedFd<'_>>) -> Result<Value, QmpError> {
-        let id = self.next_id;
-        self.next_id += 1;
-        let mut message = json!({"execute": name, "id": id});
-        if !arguments.is_null() {
-            message["arguments"] = arguments;
-        }
-        let mut bytes = message.to_string().into_bytes();
-        bytes.push(b'\n');
-        let io = |source: io::Error| match source.kind() {
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => QmpError::Closed { doing: name.to_owned() },
-            _ => QmpError::Io { doing: name.to_owned(), source },
-        };
-        self.stream.set_write_timeout(Some(self.timeout)).map_err(io)?;
-        let mut sent = 0;
-        if let Some(fd) = fd {
-            let fds = [fd.as_raw_fd()];
-            // The descriptor travels with the first bytes; the rest of the line follows as plain data.
-            sent = sendmsg::<()>(
-                self.stream.as_raw_fd(),
-                &[IoSlice::new(&bytes)],
-                &[ControlMessage::ScmRights(&fds)],
-                MsgFlags::MSG_NOSIGNAL,
-                None,
-            )
-            .map_err(|e| io(e.into()))?;
-        }
-        self.stream.write_all(&bytes[sent..]).map_err(io)?;
-        let deadline = raw_us() + self.timeout.as_micros() as u64;
-        loop {
-            let answer = self.line(name, deadline, self.timeout)?;
-            if answer["event"].is_string() {
-                continue;
-            }
-            if let Some(error) = answer.get("error") {
-                let text = |key: &str| error[key].as_str().unwrap_or("?").to_owned();
-                return Err(QmpError::Refused { doing: name.to_owned(), class: text("class"), desc: text("desc") });
-            }
-            if answer["id"].as_u64() != Some(id) {
-                let why = format!("an answer for another command: {}", clip(&answer));
-                return Err(QmpError::Protocol { doing: name.to_owned(), why });
-            }
-            match answer.get("return") {
-                Some(v) => return Ok(v.clone()),
-                None => {
-                    let why = format!("neither return nor error in {}", clip(&answer));
-                    return Err(QmpError::Protocol { doing: name.to_owned(), why });
-                }
-            }
-        }
-    }
-
-    /// The next line, which is remembered when it is an event.
-    fn line(&mut self, doing: &str, deadline_us: u64, allowed: Duration) -> Result<Value, QmpError> {
-        loop {
-            if let Some(end) = self.inbox.iter().position(|b| *b == b'\n') {
-                let line: Vec<u8> = self.inbox.drain(..=end).collect();
-                let value: Value = serde_json::from_slice(&line).map_err(|e| QmpError::Protocol {
-                    doing: doing.to_owned(),
-                    why: format!("{e} in {:?}", String::from_utf8_lossy(&line[..line.len().min(200)])),
-                })?;
-                if value["event"].is_string() {
-                    if self.events.len() == MAX_EVENTS {
-                        self.events.pop_front();
-                    }
-                    self.events.push_back(value.clone());
-                }
-                return Ok(value);
-            }
-            if self.inbox.len() > MAX_LINE {
-                let why = format!("a line longer than {MAX_LINE} bytes");
-                return Err(QmpError::Protocol { doing: doing.to_owned(), why });
-            }
-            let left = deadline_us.saturating_sub(raw_us());
-            let timed_out = || QmpError::TimedOut { doing: doing.to_owned(), waited_ms: allowed.as_millis() as u64 };
-            if left == 0 {
-                return Err(timed_out());
-            }
-            let io = |source| QmpError::Io { doing: doing.to_owned(), source };
-            self.stream.set_read_timeout(Some(Duration::from_micros(left))).map_err(io)?;
-            let mut chunk = [0; 8192];
-            match self.stream.read(&mut chunk) {
-                Ok(0) => return Err(QmpError::Closed { doing: doing.to_owned() }),
-                Ok(n) => self.inbox.extend_from_slice(&chunk[..n]),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                    return Err(timed_out());
-                }
-                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {
-                    return Err(QmpError::Closed { doing: doing.to_owned() });
-                }
-                Err(source) => return Err(io(source)),
-            }
-        }
+    fn change(&mut self, change: Change, arguments: Value) -> Result<(), QmpError> {
+        self.wire.change(change, arguments, None).map(drop)
     }
 
     /// `running`, `paused`, `inmigrate`, `internal-error`, ...
     pub fn status(&mut self) -> Result<String, QmpError> {
-        let v = self.command("query-status", Value::Null)?;
+        let v = self.wire.ask(Question::Status)?;
         Ok(v["status"].as_str().unwrap_or_default().to_owned())
     }
 
     /// Is KVM really in use? What QEMU says of itself, not what was asked for.
     pub fn kvm_enabled(&mut self) -> Result<bool, QmpError> {
-        Ok(self.command("query-kvm", Value::Null)?["enabled"].as_bool().unwrap_or(false))
+        Ok(self.wire.ask(Question::Kvm)?["enabled"].as_bool().unwrap_or(false))
     }
 
     pub fn stop(&mut self) -> Result<(), QmpError> {
-        self.command("stop", Value::Null).map(drop)
+        self.change(Change::Stop, Value::Null)
     }
 
     pub fn cont(&mut self) -> Result<(), QmpError> {
-        self.command("cont", Value::Null).map(drop)
-    }
-
-    pub fn powerdown(&mut self) -> Result<(), QmpError> {
-        self.command("system_powerdown", Value::Null).map(drop)
+        self.change(Change::Continue, Value::Null)
     }
 
     /// QEMU answers and exits; an answer cut short by the exit counts too.
     pub fn quit(&mut self) -> Result<(), QmpError> {
-        match self.command("quit", Value::Null) {
-            Ok(_) | Err(QmpError::Closed { .. }) => Ok(()),
+        match self.change(Change::Quit, Value::Null) {
+            Ok(()) | Err(QmpError::Closed { .. }) => Ok(()),
             Err(e) => Err(e),
         }
     }
 
     pub fn set_capability(&mut self, name: &str, on: bool) -> Result<(), QmpError> {
         let arguments = json!({"capabilities": [{"capability": name, "state": on}]});
-        self.command("migrate-set-capabilities", arguments).map(drop)
+        self.change(Change::SetCapabilities, arguments)
     }
 
     pub fn capability(&mut self, name: &str) -> Result<bool, QmpError> {
-        let all = self.command("query-migrate-capabilities", Value::Null)?;
+        let all = self.wire.ask(Question::Capabilities)?;
         let found = all.as_array().and_then(|a| a.iter().find(|c| c["capability"] == name).cloned());
         Ok(found.is_some_and(|c| c["state"] == true))
     }
 
     /// Hands `fd` over under `name`; QEMU keeps its own copy.
     pub fn give_fd(&mut self, name: &str, fd: BorrowedFd<'_>) -> Result<(), QmpError> {
-        self.send("getfd", json!({"fdname": name}), Some(fd)).map(drop)
+        self.wire.change(Change::TakeDescriptor, json!({"fdname": name}), Some(fd)).map(drop)
     }
 
     pub fn migrate(&mut self, uri: &str) -> Result<(), QmpError> {
-        self.command("migrate", json!({"uri": uri})).map(drop)
+        self.change(Change::Migrate, json!({"uri": uri}))
     }
 
     pub fn migrate_incoming(&mut self, uri: &str) -> Result<(), QmpError> {
-        self.command("migrate-incoming", json!({"uri": uri})).map(drop)
+        self.change(Change::MigrateIncoming, json!({"uri": uri}))
     }
 
     /// Waits until the migration in progress is over; anything but `completed` is an error with QEMU's reason.
     pub fn wait_migration(&mut self, limit: Duration) -> Result<(), QmpError> {
         let deadline = raw_us() + limit.as_micros() as u64;
         loop {
-            let v = self.command("query-migrate", Value::Null)?;
+            let v = self.wire.ask(Question::Migration)?;
             match v["status"].as_str().unwrap_or("none") {
                 "completed" => return Ok(()),
                 status @ ("failed" | "cancelled") => {
@@ -264,19 +146,15 @@ impl Qmp {
     }
 }
 
-fn clip(v: &Value) -> String {
-    v.to_string().chars().take(200).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
-        io::{BufRead as _, BufReader},
-        os::fd::{AsFd as _, FromRawFd as _, OwnedFd},
+        io::{BufRead as _, BufReader, Read as _, Write as _},
+        os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd},
         thread::JoinHandle,
     };
 
-    use nix::sys::socket::{ControlMessageOwned, recvmsg};
+    use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 
     use super::*;
 

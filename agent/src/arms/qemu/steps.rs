@@ -1,13 +1,10 @@
 //! What only virtual machines need doing: the initramfs, the monitor's process and its QMP, saving and continuing.
 
 use std::{
-    fs::{File, OpenOptions, Permissions},
+    fs::File,
     os::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
-        unix::{
-            fs::{OpenOptionsExt as _, PermissionsExt as _},
-            net::UnixStream,
-        },
+        unix::net::UnixStream,
     },
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -226,13 +223,10 @@ impl Step for SaveState {
     }
     fn apply(&self, sys: &dyn Sys, cx: &mut Cx) -> Result<Receipt, StepError> {
         let path = self.folder.join(template::STATE);
-        let file = OpenOptions::new()
-            .create_new(true)
-            .read(true)
-            .write(true)
-            .mode(0o400)
-            .open(&path)
-            .map_err(|e| said(&format!("create {}", path.display()), e))?;
+        let file = sys
+            .new_file(&path, 0o400)
+            .map_err(|source| StepError::Act { what: format!("create {}", path.display()), source })?
+            .ok_or_else(|| StepError::Other("save the machine: this kernel gives no descriptors".into()))?;
         let saved = (|| {
             let mut qmp = monitor(cx, "save the machine")?;
             let q = |e: QmpError| said("save the machine", e);
@@ -269,8 +263,8 @@ impl Step for SealTemplate {
         let seal = |e: TemplateError| said("seal the template", e);
         // Root writes all the same; what really finds a template out that changed is its digest.
         let ram = self.folder.join(template::RAM);
-        std::fs::set_permissions(&ram, Permissions::from_mode(0o400))
-            .map_err(|e| said("seal the template's RAM", e))?;
+        sys.set_mode(&ram, 0o400)
+            .map_err(|source| StepError::Act { what: "seal the template's RAM".to_owned(), source })?;
         let manifest = Manifest::seal(&self.folder, self.wanted.fingerprint().map_err(seal)?).map_err(seal)?;
         let path = self.folder.join(template::MANIFEST);
         let bytes = serde_json::to_vec_pretty(&manifest).map_err(|e| said("seal the template", e))?;

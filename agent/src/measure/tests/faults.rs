@@ -70,7 +70,7 @@ fn a_broken_host_interrupts_the_block_and_says_nothing_of_the_arm() {
 }
 
 #[test]
-fn a_panic_in_an_arm_interrupts_the_block_and_is_cleaned_up_after() {
+fn row_12_a_panic_in_an_arm_interrupts_its_block_and_the_run_goes_on() {
     for op in ["create", "dirty", "dirt", "reset", "destroy"] {
         let (a, records) = with_fault(op, "restored", Fault::Panic);
         let results = results(&records);

@@ -181,6 +181,27 @@ fn a_restart_in_a_block_marks_it_and_goes_on() {
     assert_eq!(records.last().unwrap().generation, Generation(2));
 }
 
+/// A row of the field's faults: an update put another agent in the place of the one that had begun the run.
+#[test]
+fn row_15_an_agent_that_was_replaced_in_the_middle_of_a_run_says_so_before_it_measures() {
+    let mut a = Agent::new(no_faults());
+    a.offer(RunPhase::Measure, 1);
+    a.settle();
+    let mut a = a.restart_as(b"another agent");
+    a.offer(RunPhase::Measure, 2);
+    a.settle();
+    let records = a.records();
+    let seen: Vec<(usize, drums_common::digest::Sha256)> = records
+        .iter()
+        .enumerate()
+        .filter_map(|(at, r)| if let Body::Preflight(p) = &r.body { Some((at, p.agent_sha256)) } else { None })
+        .collect();
+    let digests: Vec<_> = seen.iter().map(|(_, digest)| *digest).collect();
+    assert_eq!(digests, [BUILD, b"another agent"].map(drums_common::digest::Sha256::of));
+    let second = records.iter().rposition(|r| matches!(r.body, Body::BlockStarted(_))).unwrap();
+    assert!(seen[1].0 < second, "before its first block");
+}
+
 #[test]
 fn what_is_said_before_the_welcome_is_said_under_the_old_lease() {
     let mut a = Agent::new(no_faults());
@@ -350,7 +371,7 @@ fn no_block_begins_when_the_dispatch_lease_ends_while_its_templates_are_built() 
         }
         None
     });
-    let mut a = Agent::start_with(clock.clone(), tempfile::tempdir().unwrap(), while_building, 1, 0);
+    let mut a = Agent::start_with(clock.clone(), tempfile::tempdir().unwrap(), while_building, 1, 0, BUILD);
     let offer = |a: &Agent, phase, blocks| {
         let mut desired = a.desired(phase, blocks);
         // Longer than what passes: only the lease ends.

@@ -169,9 +169,12 @@ fn welcome(generation: u32) -> Welcome {
     }
 }
 
+/// What the digest of an agent is of.
+const BUILD: &[u8] = b"agent";
+
 impl Agent {
     fn new(faults: Faults) -> Self {
-        Self::start(tempfile::tempdir().unwrap(), faults, 1, 0)
+        Self::start(tempfile::tempdir().unwrap(), faults, 1, 0, BUILD)
     }
 
     /// The same state folder under a new process.
@@ -181,23 +184,28 @@ impl Agent {
 
     /// 0 is an agent that no coordinator has welcomed yet.
     fn restart_under(self, generation: u32, faults: Faults) -> Self {
-        self.restart_with(generation, faults, 0)
+        self.restart_with(generation, faults, 0, BUILD)
     }
 
     /// On a disk whose space is all below what is to stay free.
     fn restart_on_a_full_disk(self) -> Self {
-        self.restart_with(2, no_faults(), u64::MAX)
+        self.restart_with(2, no_faults(), u64::MAX, BUILD)
     }
 
-    fn restart_with(mut self, generation: u32, faults: Faults, min_free_bytes: u64) -> Self {
+    /// Another agent's binary in the place of this one.
+    fn restart_as(self, build: &[u8]) -> Self {
+        self.restart_with(2, no_faults(), 0, build)
+    }
+
+    fn restart_with(mut self, generation: u32, faults: Faults, min_free_bytes: u64, build: &[u8]) -> Self {
         // As a killed process: nothing is written on the way out, and the spool's lock is the kernel's to free.
         drop(self.runner.take());
         drop(self.spool);
-        Self::start(self.dir, faults, generation, min_free_bytes)
+        Self::start(self.dir, faults, generation, min_free_bytes, build)
     }
 
-    fn start(dir: tempfile::TempDir, faults: Faults, generation: u32, min_free_bytes: u64) -> Self {
-        Self::start_with(Arc::new(SystemClock), dir, faults, generation, min_free_bytes)
+    fn start(dir: tempfile::TempDir, faults: Faults, generation: u32, min_free_bytes: u64, build: &[u8]) -> Self {
+        Self::start_with(Arc::new(SystemClock), dir, faults, generation, min_free_bytes, build)
     }
 
     fn start_with(
@@ -206,6 +214,7 @@ impl Agent {
         faults: Faults,
         generation: u32,
         min_free_bytes: u64,
+        build: &[u8],
     ) -> Self {
         let link = Link::detached(clock.clone(), facts(), &welcome(generation));
         let (spool, ..) = Spool::open(&dir.path().join("spool"), min_free_bytes).unwrap();
@@ -227,7 +236,7 @@ impl Agent {
         let parts = Parts {
             host: "h1".parse().unwrap(),
             agent_version: "0".into(),
-            agent_sha256: Sha256::of(b"agent"),
+            agent_sha256: Sha256::of(build),
             lock: dir.path().join("lock"),
             engine,
             surroundings: Box::new(StillMachine::default()),

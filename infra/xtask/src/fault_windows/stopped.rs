@@ -2,10 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
-    os::unix::process::ExitStatusExt as _,
+    fs, io,
+    os::unix::process::{CommandExt as _, ExitStatusExt as _},
     process::{Child, Command, ExitStatus},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -32,7 +32,7 @@ pub struct Running {
 
 impl Running {
     pub fn start(command: &mut Command, patience: Duration) -> Result<Self> {
-        let child = command.spawn().context("cannot start the agent")?;
+        let child = end_with_parent(command).spawn().context("cannot start the agent")?;
         Ok(Self { child, patience })
     }
 
@@ -74,14 +74,54 @@ impl Running {
         kill(self.pid(), Signal::SIGCONT).context("cannot let the agent go on")
     }
 
-    /// Who else is at work: the shim, and tools that it runs.
+    /// Who else is at work: the shim, and tools that it runs. runc starts CRIU when it goes on to save or to restore.
     pub fn victims(&self) -> Result<BTreeSet<String>> {
-        Ok(self.below()?.into_keys().collect())
+        let below = self.below()?;
+        let mut victims: BTreeSet<String> = below.keys().cloned().collect();
+        if below.get("runc").is_some_and(|runc| saves_or_restores(*runc)) {
+            victims.insert("criu".to_owned());
+        }
+        Ok(victims)
     }
 
-    pub fn kill_other(&self, victim: &str) -> Result<()> {
-        let pid = *self.below()?.get(victim).with_context(|| format!("{victim} is gone"))?;
-        kill(pid, Signal::SIGKILL).with_context(|| format!("cannot kill {victim}"))
+    /// Lets the tool go on that was held in this window.
+    pub fn release(&self) -> Result<()> {
+        for pid in self.below()?.into_values() {
+            // It may have ended meanwhile.
+            let _ = kill(pid, Signal::SIGCONT);
+        }
+        Ok(())
+    }
+
+    /// False if it has ended.
+    pub fn kill_other(&self, victim: &str) -> Result<bool> {
+        match self.below()?.get(victim) {
+            Some(pid) => Ok(kill(*pid, Signal::SIGKILL).is_ok()),
+            None => Ok(false),
+        }
+    }
+
+    /// Waits until the victim is at work, then as long again as `worked`, and kills it. False if it had ended by then.
+    pub fn kill_at_work(&self, victim: &str, worked: Duration) -> Result<bool> {
+        let until = Instant::now() + self.patience.min(Duration::from_secs(10));
+        let mut known = self.below()?;
+        while !known.contains_key(victim) {
+            // Everybody who could still start it has ended.
+            if Instant::now() > until || !known.keys().any(|name| name != "shim") {
+                return Ok(false);
+            }
+            known = self.below()?;
+        }
+        self.work(worked);
+        self.kill_other(victim)
+    }
+
+    /// Lets whoever is at work work for so long.
+    pub fn work(&self, worked: Duration) {
+        let from = Instant::now();
+        while from.elapsed() < worked {
+            std::thread::yield_now();
+        }
     }
 
     /// Victims below the agent, by name. Of several with one name the eldest counts.
@@ -118,6 +158,18 @@ fn descends(mut pid: i32, ancestor: i32, parents: &BTreeMap<i32, i32>) -> bool {
         pid = *parent;
     }
     false
+}
+
+fn saves_or_restores(runc: Pid) -> bool {
+    let command = fs::read(format!("/proc/{runc}/cmdline")).unwrap_or_default();
+    command.split(|b| *b == 0).any(|word| word == b"checkpoint" || word == b"restore")
+}
+
+/// Ends with the thread that starts it, however that ends: an agent that stands still would stand there for good.
+pub fn end_with_parent(command: &mut Command) -> &mut Command {
+    let hook = || nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from);
+    // SAFETY: between fork and exec only prctl is called, which is async-signal-safe.
+    unsafe { command.pre_exec(hook) }
 }
 
 /// What a victim is called; nothing for a session's own processes, which die in every case.
