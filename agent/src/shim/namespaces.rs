@@ -17,9 +17,13 @@ use nix::{
 };
 
 use super::protocol::Failed;
-use crate::sys::{
-    SessionNet,
-    links::{self, Netlink},
+use crate::{
+    steps::Netns,
+    sys::{
+        SessionNet,
+        links::{self, Netlink},
+        netns,
+    },
 };
 
 pub(super) struct Namespaces {
@@ -36,12 +40,14 @@ impl Namespaces {
         Ok(Self { own: open_netns()?.into(), netlink: Netlink::open()? })
     }
 
-    pub(super) fn make_netns(&self) -> Result<(OwnedFd, u64), Failed> {
+    pub(super) fn make_netns(&self) -> Result<(OwnedFd, Netns), Failed> {
         unshare(CloneFlags::CLONE_NEWNET).map_err(|e| Failed::here("make a network namespace", e))?;
         let made = open_netns().map_err(|e| Failed::io("open the new network namespace", &e)).and_then(|file| {
-            let inode = file.metadata().map_err(|e| Failed::io("look at the new network namespace", &e))?.ino();
+            let look = |e: io::Error| Failed::io("look at the new network namespace", &e);
+            let inode = file.metadata().map_err(look)?.ino();
+            let cookie = netns::own_cookie().map_err(look)?;
             loopback_up().map_err(|e| Failed::io("bring lo up", &e))?;
-            Ok((file.into(), inode))
+            Ok((file.into(), Netns { inode, cookie }))
         });
         self.come_back();
         made

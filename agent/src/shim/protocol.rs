@@ -14,7 +14,7 @@ use nix::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    steps::Process,
+    steps::{Netns, Process},
     sys::{Exit, SessionNet, SessionSpec, ToolSpec},
 };
 
@@ -50,7 +50,7 @@ pub enum Request {
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
     Done,
-    Netns { inode: u64 },
+    Netns(Netns),
     Child(Process),
     Exit(Option<Exit>),
     Living(Vec<Process>),

@@ -124,8 +124,8 @@ impl Shim {
     fn handle(&mut self, request: Request, fds: &[OwnedFd]) -> Answer {
         match request {
             Request::Netns => {
-                let (fd, inode) = self.namespaces.make_netns()?;
-                Ok((Reply::Netns { inode }, Some(fd)))
+                let (fd, netns) = self.namespaces.make_netns()?;
+                Ok((Reply::Netns(netns), Some(fd)))
             }
             Request::Veth(net) => {
                 let netns = fds.first().ok_or_else(|| Failed::here("find the network namespace", Errno::EBADF))?;

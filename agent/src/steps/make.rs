@@ -138,9 +138,9 @@ impl Step for MakeNetns {
         Some(&self.resource)
     }
     fn apply(&self, sys: &dyn Sys, cx: &mut Cx) -> Result<Receipt, StepError> {
-        let (fd, inode) = sys.netns().map_err(make(&self.resource))?;
+        let (fd, netns) = sys.netns().map_err(make(&self.resource))?;
         cx.netns = fd;
-        Ok(Receipt::Netns { inode })
+        Ok(Receipt::Netns(netns))
     }
 }
 

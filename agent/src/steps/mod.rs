@@ -13,7 +13,7 @@ pub use cx::{Cx, Tap};
 pub use make::{
     MakeCgroup, MakeDir, MakeMount, MakeNetns, MakeTap, MakeVeth, SpawnSession, SpawnTool, WriteFile, tail,
 };
-pub use resource::{Inode, Process, Receipt, Resource, Seen};
+pub use resource::{Inode, Netns, Process, Receipt, Resource, Seen};
 
 use crate::sys::{Sys, SysError};
 

@@ -58,6 +58,15 @@ pub struct Inode {
     pub inode: u64,
 }
 
+/// A network namespace without the danger of a reused number: the next one that anybody makes gets the inode of one that
+/// ended, and a cookie is given once. None where an earlier agent made the row, or on a kernel before 5.14.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Netns {
+    pub inode: u64,
+    #[serde(default)]
+    pub cookie: Option<u64>,
+}
+
 /// What a step learnt by making its resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -65,10 +74,7 @@ pub enum Receipt {
     #[default]
     Made,
     Process(Process),
-    /// Inode of a namespace.
-    Netns {
-        inode: u64,
-    },
+    Netns(Netns),
     /// Of a folder, or of a control group in the first hierarchy that we use.
     Inode(Inode),
 }

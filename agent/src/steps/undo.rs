@@ -71,7 +71,7 @@ pub fn observe(
             }
             mac => mac.is_some(),
         },
-        (Resource::Netns { .. }, Some(Receipt::Netns { inode })) => sys.netns_in_use(*inode)?,
+        (Resource::Netns { .. }, Some(Receipt::Netns(made))) => sys.netns_in_use(*made)?,
         (Resource::Netns { .. }, _) => false,
         (Resource::Process { .. }, Some(Receipt::Process(process))) => match sys.process_start(process.pid)? {
             Some(start) if start == process.start => true,

@@ -13,7 +13,7 @@ use std::{
 use drums_common::{digest::Sha256, evidence::LimitsRead};
 
 use super::{CgroupLimits, Child, Exit, Leaf, LeafOf, SessionNet, SessionSpec, Sys, SysError, ToolSpec};
-use crate::steps::{Inode, Process};
+use crate::steps::{Inode, Netns, Process};
 
 /// Which changing call fails, counted from 0, and whether it has had its effect by then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,9 @@ struct State {
     next_pid: i32,
     /// When the newest process was started.
     spawned_us: u64,
+    /// Cookies: of the newest network namespace, and by process.
+    newest_netns: u64,
+    netns_of: BTreeMap<i32, u64>,
     stubborn_groups: BTreeSet<String>,
     /// Processes that keep a folder from being emptied while they live.
     writers: BTreeMap<i32, PathBuf>,
@@ -141,7 +144,10 @@ impl Fake {
         self.lock().links.insert(name.to_owned(), mac);
     }
     pub fn plant_process(&self, process: Process) {
-        self.lock().processes.insert(process.pid, (process.start, None));
+        let mut s = self.lock();
+        s.processes.insert(process.pid, (process.start, None));
+        // Whoever had that number has taken its namespace along.
+        s.netns_of.remove(&process.pid);
     }
     /// Its removal runs into its deadline from now on, or no longer.
     pub fn stubborn(&self, group: &str, stubborn: bool) {
@@ -214,6 +220,7 @@ impl State {
         self.spawned_us = self.now_us;
         let start = u64::from(pid.unsigned_abs()) * 1_000;
         self.processes.insert(pid, (start, group.map(|l| l.group.clone())));
+        self.netns_of.insert(pid, self.newest_netns);
         Process { pid, start }
     }
 }
@@ -371,11 +378,16 @@ impl Sys for Fake {
     fn links_named(&self, prefix: &str) -> Result<Vec<(String, [u8; 6])>, SysError> {
         Ok(self.look(|s| s.links.iter().filter(|(l, _)| l.starts_with(prefix)).map(|(l, m)| (l.clone(), *m)).collect()))
     }
-    fn netns(&self) -> Result<(Option<OwnedFd>, u64), SysError> {
-        self.by_shim("make a network namespace", |s| Ok((None, s.now_us)))
+    /// Each has the inode of the one before it, as if that had just ended.
+    fn netns(&self) -> Result<(Option<OwnedFd>, Netns), SysError> {
+        self.by_shim("make a network namespace", |s| {
+            s.newest_netns += 1;
+            Ok((None, Netns { inode: 1, cookie: Some(s.newest_netns) }))
+        })
     }
-    fn netns_in_use(&self, _: u64) -> Result<bool, SysError> {
-        Ok(false)
+    fn netns_in_use(&self, netns: Netns) -> Result<bool, SysError> {
+        let is_it = |cookie: &u64| netns.cookie.is_none_or(|c| c == *cookie);
+        Ok(self.look(|s| s.processes.keys().any(|pid| s.netns_of.get(pid).is_some_and(is_it))))
     }
     fn veth(&self, net: &SessionNet, _: Option<BorrowedFd<'_>>) -> Result<(), SysError> {
         self.by_shim(&format!("make the veth pair {}", net.link), |s| {

@@ -25,11 +25,11 @@ use super::{
     cgroup::Layout,
     clock,
     links::{self, Netlink},
-    procfs, signal, tree,
+    netns, procfs, signal, tree,
 };
 use crate::{
     shim::{Reply, Request, ShimClient, ShimError},
-    steps::{Inode, Process},
+    steps::{Inode, Netns, Process},
 };
 
 /// The real one: system calls of this process, and the shim for what forks or changes namespaces.
@@ -203,14 +203,14 @@ impl Sys for Linux {
     fn links_named(&self, prefix: &str) -> Result<Vec<(String, [u8; 6])>, SysError> {
         links::named(prefix).map_err(|e| SysError::os("list", "the links", e))
     }
-    fn netns(&self) -> Result<(Option<OwnedFd>, u64), SysError> {
+    fn netns(&self) -> Result<(Option<OwnedFd>, Netns), SysError> {
         match self.call(&Request::Netns, &[])? {
-            (Reply::Netns { inode }, Some(fd)) => Ok((Some(fd), inode)),
+            (Reply::Netns(netns), Some(fd)) => Ok((Some(fd), netns)),
             (other, _) => Err(unexpected(&other)),
         }
     }
-    fn netns_in_use(&self, inode: u64) -> Result<bool, SysError> {
-        procfs::netns_in_use(inode).map_err(|e| SysError::os("look for users of network namespace", inode, e))
+    fn netns_in_use(&self, netns: Netns) -> Result<bool, SysError> {
+        netns::in_use(netns).map_err(|e| SysError::os("look for users of network namespace", netns.inode, e))
     }
     fn veth(&self, net: &SessionNet, netns: Option<BorrowedFd<'_>>) -> Result<(), SysError> {
         let Some(netns) = netns else {

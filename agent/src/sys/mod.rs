@@ -9,6 +9,7 @@ pub mod clock;
 pub mod fake;
 pub mod links;
 pub mod linux;
+pub mod netns;
 pub mod procfs;
 pub mod signal;
 pub mod spec;
@@ -27,7 +28,7 @@ pub use linux::Linux;
 pub use spec::{CgroupLimits, Leaf, LeafOf, OverlayRoot, PreMount, SessionNet, SessionSpec, StdIo, ToolSpec};
 pub use windowed::Windowed;
 
-use crate::steps::{Inode, Process};
+use crate::steps::{Inode, Netns, Process};
 
 /// A process that the shim started or adopted: never signalled by number, always through its descriptor.
 #[derive(Debug)]
@@ -172,10 +173,10 @@ pub trait Sys: Send {
     fn link_delete(&self, name: &str) -> Result<(), SysError>;
     /// Links whose name begins with `prefix`, with their MACs.
     fn links_named(&self, prefix: &str) -> Result<Vec<(String, [u8; 6])>, SysError>;
-    /// A new network namespace with lo up: its descriptor and inode.
-    fn netns(&self) -> Result<(Option<OwnedFd>, u64), SysError>;
+    /// A new network namespace with lo up: its descriptor, and which one it is.
+    fn netns(&self) -> Result<(Option<OwnedFd>, Netns), SysError>;
     /// True if some process is in that namespace.
-    fn netns_in_use(&self, inode: u64) -> Result<bool, SysError>;
+    fn netns_in_use(&self, netns: Netns) -> Result<bool, SysError>;
     /// A veth pair, addresses and permanent neighbour entries on both sides: `net.link` here, eth0 in the namespace.
     fn veth(&self, net: &SessionNet, netns: Option<BorrowedFd<'_>>) -> Result<(), SysError>;
     /// A tap named `net.link` with the host's address and the guest's neighbour entry; its descriptor is for QEMU.

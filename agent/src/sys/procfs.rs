@@ -91,20 +91,6 @@ pub fn inode(path: &Path) -> io::Result<Option<Inode>> {
     }
 }
 
-/// True if any process is in the network namespace with this inode.
-pub fn netns_in_use(inode: u64) -> io::Result<bool> {
-    for entry in fs::read_dir("/proc")? {
-        let name = entry?.file_name();
-        let Some(pid) = name.to_str().filter(|n| n.bytes().all(|b| b.is_ascii_digit())) else { continue };
-        match fs::metadata(format!("/proc/{pid}/ns/net")) {
-            Ok(m) if m.ino() == inode => return Ok(true),
-            // It may have ended meanwhile, or be a kernel thread's zombie: not in any namespace.
-            Ok(_) | Err(_) => {}
-        }
-    }
-    Ok(false)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

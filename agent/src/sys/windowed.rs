@@ -9,7 +9,7 @@ use drums_common::{digest::Sha256, evidence::LimitsRead};
 
 use super::{CgroupLimits, Child, Exit, SessionNet, SessionSpec, Sys, SysError, ToolSpec};
 use crate::{
-    steps::{Inode, Process},
+    steps::{Inode, Netns, Process},
     windows::{Edge, around, pass},
 };
 
@@ -99,11 +99,11 @@ impl<S: Sys> Sys for Windowed<S> {
     fn links_named(&self, prefix: &str) -> Result<Vec<(String, [u8; 6])>, SysError> {
         self.0.links_named(prefix)
     }
-    fn netns(&self) -> Result<(Option<OwnedFd>, u64), SysError> {
+    fn netns(&self) -> Result<(Option<OwnedFd>, Netns), SysError> {
         around("make-netns", || self.0.netns())
     }
-    fn netns_in_use(&self, inode: u64) -> Result<bool, SysError> {
-        self.0.netns_in_use(inode)
+    fn netns_in_use(&self, netns: Netns) -> Result<bool, SysError> {
+        self.0.netns_in_use(netns)
     }
     fn veth(&self, net: &SessionNet, netns: Option<BorrowedFd<'_>>) -> Result<(), SysError> {
         around("make-veth", || self.0.veth(net, netns))

@@ -2,10 +2,10 @@
 //! left.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     collections::BTreeSet,
     ffi::OsStr,
-    fs,
+    fs::{self, File},
     os::unix::fs::FileTypeExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// What the kernel may need until the dead are gone.
 const SETTLE: Duration = Duration::from_secs(15);
 /// How often a sweep is begun afresh to reach a window that is not in every sweep.
-const SWEEPS: u32 = 8;
+const SWEEPS: u32 = 3;
 /// How often a case is begun afresh to kill a tool while it works.
 const CATCHES: u32 = 8;
 
@@ -78,12 +78,15 @@ struct Case<'a> {
     ground: &'a Ground,
     state: tempfile::TempDir,
     before: Snapshot,
+    /// Network namespaces of an agent that was killed: links lead into them until the sweep comes.
+    namespaces: RefCell<Vec<File>>,
     swept: Cell<bool>,
 }
 
 impl Drop for Case<'_> {
     fn drop(&mut self) {
         // After an error: the folder cannot be removed while things of the case are mounted in it.
+        self.namespaces.take();
         if !self.swept.get()
             && let Err(e) = audit(&self.ground.agent, self.state.path())
         {
@@ -113,7 +116,7 @@ impl Ground {
         let state = tempfile::Builder::new().prefix("state-").tempdir_in(&*self.folder)?;
         fs::write(state.path().join("installation"), format!("{INSTALLATION}\n"))?;
         self.decoys.haunt(&state.path().join("ledger"))?;
-        Ok(Case { ground: self, state, before: Snapshot::take()?, swept: Cell::new(false) })
+        Ok(Case { ground: self, state, before: Snapshot::take()?, namespaces: RefCell::default(), swept: Cell::new(false) })
     }
 
     /// Names of the windows of an arm: of a session's whole life, then of the sweep after an agent killed in its middle.
@@ -135,9 +138,17 @@ impl Ground {
         Ok([life, read_lines(&swept)?].concat())
     }
 
-    /// What is left after the victim died in the window, and who else could have been the victim there. A tool that
-    /// works in the window goes on for as long as `worked` before.
-    pub fn one(&self, arm: ArmKind, window: &str, victim: &str, worked: Duration) -> Result<Found> {
+    /// What is left after a victim died in the window, and who else could have been the victim there: `pick` names one,
+    /// and is told who is at work besides the one that stands still. A tool that works in the window goes on for as long
+    /// as `worked` before.
+    pub fn one(
+        &self,
+        arm: ArmKind,
+        window: &str,
+        worked: Duration,
+        mut pick: impl FnMut(&BTreeSet<String>) -> String,
+    ) -> Result<Found> {
+        let mut victim = None;
         let mut worked = if window.contains("/wait.") { worked } else { Duration::ZERO };
         for _ in 0..CATCHES {
             let (case, mut running) = match self.stopped_in(arm, window)? {
@@ -145,6 +156,7 @@ impl Ground {
                 Err(case) => return Ok(Found { left: case.sweep()?, others: None, worked: Duration::ZERO }),
             };
             let others = running.victims()?;
+            let victim = &*victim.get_or_insert_with(|| pick(&others));
             let ours = victim == stops_in(window);
             let killed = match (ours, worked.is_zero()) {
                 _ if !ours && !others.contains(victim) => false,
@@ -250,7 +262,11 @@ impl Case<'_> {
         let last = life.iter().rev().find(|w| w.starts_with("create/")).context("no window lies in a create")?;
         let mut running = self.attempt(arm, &["--stop-at".as_ref(), last.as_ref()])?;
         match running.reached()? {
-            Reached::Stopped => running.kill(),
+            Reached::Stopped => {
+                // Left alone, the kernel removes links with them, at once or later than the sweep looks.
+                self.namespaces.replace(running.namespaces()?);
+                running.kill()
+            }
             Reached::Ended(status) => bail!("{last} was never reached: {status}\n{}", self.log()),
         }
     }
@@ -258,6 +274,7 @@ impl Case<'_> {
     /// A fresh agent's audit, and then what the kernel shows that was not there before, what the ledger still holds, and
     /// what lies in the state folder.
     fn sweep(&self) -> Result<Vec<String>> {
+        self.namespaces.take();
         let mut left = Vec::new();
         let mut first = self.audit(&[])?;
         match first.reached()? {

@@ -9,12 +9,17 @@ mod decoys;
 mod registered;
 mod stopped;
 
-use std::{collections::BTreeSet, fs::File, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use drums_common::{arm::ArmKind, ids::InstallationId};
 use drums_infra::fleet::Binaries;
-use rand::{Rng as _, SeedableRng as _};
+use rand::{Rng as _, SeedableRng as _, seq::IteratorRandom as _};
 use rand_chacha::ChaCha20Rng;
 use serde::Serialize;
 
@@ -32,7 +37,7 @@ pub struct FaultWindowsArgs {
     /// Only windows whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Share of the windows that is drawn
+    /// Share of the windows that is drawn; of those one victim each
     #[arg(long, value_name = "FRACTION", default_value_t = 1.0)]
     draw: f64,
     /// Of the draw
@@ -104,7 +109,7 @@ fn cases(args: &FaultWindowsArgs, ground: &Ground, rows: &mut Vec<Row>) -> Resul
         for window in listed {
             let wanted = args.only.as_ref().is_none_or(|text| window.contains(text));
             if wanted && draw.random_bool(args.draw) {
-                every_victim(ground, arm, &window, &mut draw, rows)?;
+                victims(ground, arm, &window, args.draw < 1.0, &mut draw, rows)?;
             }
         }
     }
@@ -116,11 +121,13 @@ fn stops_in(window: &str) -> &'static str {
     if window.starts_with("sweep/") { "sweep" } else { "agent" }
 }
 
-/// The agent or the sweep first; whoever else is at work in this window after it.
-fn every_victim(
+/// The agent or the sweep first, and whoever else is at work in this window after it; of a drawn window one of them,
+/// drawn too.
+fn victims(
     ground: &Ground,
     arm: ArmKind,
     window: &str,
+    drawn: bool,
     draw: &mut ChaCha20Rng,
     rows: &mut Vec<Row>,
 ) -> Result<()> {
@@ -130,11 +137,19 @@ fn every_victim(
         let mut left = Vec::new();
         let worked = MOST_WORKED.mul_f64(draw.random());
         let mut worked_ms = 0;
-        match ground.one(arm, window, &victim, worked) {
+        let began = Instant::now();
+        let pick = |others: &BTreeSet<String>| {
+            if drawn && let Some(one) = others.iter().chain([&victim]).choose(draw).cloned() {
+                victim = one;
+            }
+            victim.clone()
+        };
+        match ground.one(arm, window, worked, pick) {
             Ok(found) => {
                 left.extend(found.left);
                 worked_ms = u64::try_from(found.worked.as_millis()).unwrap_or(u64::MAX);
                 match found.others {
+                    Some(_) if drawn => {}
                     Some(others) => waiting.extend(others.into_iter().filter(|o| seen.insert(o.clone()))),
                     None => NOBODY.clone_into(&mut victim),
                 }
@@ -152,7 +167,7 @@ fn every_victim(
             worked_ms,
         };
         let mark = if row.left.is_empty() { "clean" } else { "NOT CLEAN" };
-        println!("{arm}  {window}  {}  {mark}", row.victim);
+        println!("{arm}  {window}  {}  {mark}  {:.1} s", row.victim, began.elapsed().as_secs_f64());
         for what in &row.left {
             println!("    {what}");
         }

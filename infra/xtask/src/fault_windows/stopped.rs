@@ -2,7 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs::{self, File},
+    io,
     os::unix::process::{CommandExt as _, ExitStatusExt as _},
     process::{Child, Command, ExitStatus},
     time::{Duration, Instant},
@@ -124,8 +125,26 @@ impl Running {
         }
     }
 
+    /// Network namespaces of whoever is below the agent. They, and the links that lead into them, stay while these are
+    /// held.
+    pub fn namespaces(&self) -> Result<Vec<File>> {
+        let below = self.descendants()?;
+        Ok(below.into_iter().filter_map(|pid| File::open(format!("/proc/{pid}/ns/net")).ok()).collect())
+    }
+
     /// Victims below the agent, by name. Of several with one name the eldest counts.
     fn below(&self) -> Result<BTreeMap<String, Pid>> {
+        let mut found = BTreeMap::new();
+        for pid in self.descendants()? {
+            if let Some(name) = name_of(pid) {
+                found.entry(name).or_insert(Pid::from_raw(pid));
+            }
+        }
+        Ok(found)
+    }
+
+    /// The living below the agent, by number.
+    fn descendants(&self) -> Result<Vec<i32>> {
         let mut parents = BTreeMap::new();
         for entry in fs::read_dir("/proc").context("cannot list processes")?.flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
@@ -140,13 +159,7 @@ impl Running {
             }
         }
         let me = self.pid().as_raw();
-        let mut found = BTreeMap::new();
-        for pid in parents.keys().copied().filter(|p| descends(*p, me, &parents)) {
-            if let Some(name) = name_of(pid) {
-                found.entry(name).or_insert(Pid::from_raw(pid));
-            }
-        }
-        Ok(found)
+        Ok(parents.keys().copied().filter(|p| descends(*p, me, &parents)).collect())
     }
 }
 
