@@ -46,9 +46,9 @@ pub struct ChaosArgs {
     /// Also write counts, findings and the log of the faults here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// The programs beside this one were just built: build nothing
-    #[arg(long)]
-    built: bool,
+    /// Build nothing: take this image of the workload, and the programs beside this one as they are
+    #[arg(long, value_name = "DIR")]
+    image: Option<PathBuf>,
     /// Only print the schedule
     #[arg(long)]
     schedule: bool,
@@ -91,7 +91,7 @@ pub fn run(args: &ChaosArgs) -> Result<()> {
     }
     ensure!(nix::unistd::geteuid().is_root(), "processes are killed and disks frozen for real: run it as root");
     disk::own_mounts()?;
-    let (binaries, image) = prepare(args.built)?;
+    let (binaries, image) = prepare(args.image.as_deref())?;
     // Kept on failure: logs, spools and store are what a failure is understood from.
     let mut folder = tempfile::Builder::new().prefix("drums-chaos-").tempdir()?;
     folder.disable_cleanup(true);
@@ -104,8 +104,8 @@ pub fn run(args: &ChaosArgs) -> Result<()> {
     done.with_context(|| format!("chaos of seed {} failed; logs, spools and store are in {kept}", args.seed))
 }
 
-fn prepare(built: bool) -> Result<(Binaries, PathBuf)> {
-    let (agent, tree) = crate::fault_windows::prepare(built)?;
+fn prepare(image: Option<&Path>) -> Result<(Binaries, PathBuf)> {
+    let (agent, tree) = crate::fault_windows::prepare(image)?;
     let folder = agent.parent().context("the agent lies in no folder")?;
     let image = tree.parent().context("the tree lies in no image")?.to_owned();
     crate::workspace::run(std::process::Command::new(&agent).args(["setup", "--tools", TOOLS]))?;

@@ -116,7 +116,13 @@ impl Ground {
         let state = tempfile::Builder::new().prefix("state-").tempdir_in(&*self.folder)?;
         fs::write(state.path().join("installation"), format!("{INSTALLATION}\n"))?;
         self.decoys.haunt(&state.path().join("ledger"))?;
-        Ok(Case { ground: self, state, before: Snapshot::take()?, namespaces: RefCell::default(), swept: Cell::new(false) })
+        Ok(Case {
+            ground: self,
+            state,
+            before: Snapshot::take()?,
+            namespaces: RefCell::default(),
+            swept: Cell::new(false),
+        })
     }
 
     /// Names of the windows of an arm: of a session's whole life, then of the sweep after an agent killed in its middle.

@@ -12,7 +12,7 @@ mod stopped;
 use std::{
     collections::BTreeSet,
     fs::File,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -46,9 +46,9 @@ pub struct FaultWindowsArgs {
     /// Also write `{"rows": [...]}` here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// The programs beside this one were just built: build nothing
-    #[arg(long)]
-    built: bool,
+    /// Build nothing: take this image of the workload, and the programs beside this one as they are
+    #[arg(long, value_name = "DIR")]
+    image: Option<PathBuf>,
 }
 
 /// The victim in a row of a window that was not reached: nobody was killed, and only the sweep itself was looked at.
@@ -76,7 +76,7 @@ struct Row {
 pub fn run(args: &FaultWindowsArgs) -> Result<()> {
     ensure!(nix::unistd::geteuid().is_root(), "sessions are made and killed for real: run it as root");
     ensure!((0.0..=1.0).contains(&args.draw), "--draw is a share between 0 and 1, not {}", args.draw);
-    let (agent, tree) = prepare(args.built)?;
+    let (agent, tree) = prepare(args.image.as_deref())?;
     let lock = File::create(LOCK).with_context(|| format!("cannot make {LOCK}"))?;
     lock.try_lock().with_context(|| format!("another run holds {LOCK}; wait for it"))?;
     let folder = std::env::temp_dir().join("drums-fault-windows");
@@ -179,9 +179,12 @@ fn victims(
 }
 
 /// The agent's binary of this build, and the minimal workload's tree.
-pub fn prepare(built: bool) -> Result<(PathBuf, PathBuf)> {
+pub fn prepare(image: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     let here = std::env::current_exe().context("cannot find this program's own folder")?;
     let folder = here.parent().context("this program lies in no folder")?;
+    if let Some(image) = image {
+        return Ok((Binaries::beside(folder).agent, image.join("tree")));
+    }
     let mut build = workspace::cargo();
     // The same selections as in the Makefile, so that nothing is built a second time.
     build.args(["build", "--quiet", "--locked"]);
@@ -190,9 +193,7 @@ pub fn prepare(built: bool) -> Result<(PathBuf, PathBuf)> {
     } else {
         build.args(["--workspace", "--bins", "--tests"]);
     }
-    if !built {
-        workspace::run(&mut build)?;
-    }
+    workspace::run(&mut build)?;
     let image = workspace::target_dir()?.join("images/minimal");
     crate::image::minimal(&image)?;
     Ok((Binaries::beside(folder).agent, image.join("tree")))
