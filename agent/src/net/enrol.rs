@@ -7,7 +7,7 @@ use std::{path::Path, sync::atomic::Ordering, time::Duration};
 
 use drums_common::{
     digest::Sha256,
-    failure::Failure,
+    failure::{Failure, FailureClass},
     telemetry::chain,
     token::{Address, Token},
     wire::{
@@ -92,6 +92,10 @@ pub async fn enrol(state: &Path, token: &Token, build: Sha256) -> Result<Identit
         }
         Err(e) => {
             tracing::warn!(host = %held.host, error = chain(&e), "the token was not used; going on with the identity that is held");
+            // A unit gives the same file at each start: what was refused for good is not asked for again.
+            if matches!(&e, EnrolError::Refused { failure, .. } if failure.class != FailureClass::Transient) {
+                identity::note_token(&held.folder, token)?;
+            }
             Ok(held)
         }
     }

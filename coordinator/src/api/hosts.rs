@@ -150,7 +150,7 @@ pub(super) async fn upgrade(
     Extension(Operator(by)): Extension<Operator>,
     Path(host): Path<String>,
     Body(body): Body<UpgradeHost>,
-) -> Result<Json<FleetView>, ApiError> {
+) -> Result<Json<UpgradeHost>, ApiError> {
     let host = name(&host)?;
     let upgrade = match body.sha256 {
         None => None,
@@ -165,7 +165,7 @@ pub(super) async fn upgrade(
         }
     };
     c.control.order_upgrade(&host, upgrade, &by).await?;
-    list(State(c)).await
+    Ok(Json(body))
 }
 
 fn name(host: &str) -> Result<HostId, Failure> {

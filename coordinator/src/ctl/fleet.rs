@@ -146,14 +146,13 @@ async fn upgrade(global: &Global, client: &Client, c: Upgrade) -> Result<ExitCod
             Some(sha256)
         }
     };
-    let mut fleet = fleet;
     for name in &names {
-        fleet = client.post(&format!("/hosts/{}/upgrade", segment(name)), &UpgradeHost { sha256 }).await?;
+        let _: UpgradeHost = client.post(&format!("/hosts/{}/upgrade", segment(name)), &UpgradeHost { sha256 }).await?;
     }
-    let mut failed = 0;
-    if let (Some(build), true) = (sha256, c.wait) {
-        (fleet, failed) = settled(client, &names, build).await?;
-    }
+    let (fleet, failed) = match sha256.filter(|_| c.wait) {
+        Some(build) => settled(client, &names, build).await?,
+        None => (client.get("/hosts").await?, 0),
+    };
     if global.json {
         output::json(&fleet)?;
     } else {
