@@ -20,7 +20,8 @@ pub enum Goal {
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub name: String,
-    /// Geometric mean of the rounds' ratios; of a level, its median or its worst, as `bound` says.
+    /// Geometric mean of the rounds' ratios; of a level, its worst. Not finite (null in the file) where a reading was
+    /// not positive and no ratio exists: the interval is then unbounded, no goal is met, and `note` says why.
     pub ratio: f64,
     pub low: f64,
     pub high: f64,
@@ -67,10 +68,19 @@ pub fn ratio(
     goal: Goal,
     seed: u64,
 ) -> Row {
-    let logs: Vec<f64> = ours.iter().zip(theirs).map(|(a, b)| log_ratio(a.value, b.value)).collect();
+    let log = |(a, b): (&Reading, &Reading)| {
+        if a.value > 0.0 && b.value > 0.0 { log_ratio(a.value, b.value) } else { f64::NAN }
+    };
+    let logs: Vec<f64> = ours.iter().zip(theirs).map(log).collect();
+    let lost = logs.iter().filter(|l| l.is_nan()).count();
     let found = geometric_mean_ratio(&logs, ALPHA, Draw::new(seed, &["bench ratio", name, peer]));
     let (low, high) = (found.interval.low, found.interval.high);
     let (bound, goal, met) = judged(low, high, goal);
+    let note = if lost == 0 {
+        String::new()
+    } else {
+        format!("no ratio: in {lost} of {} rounds a reading was not positive; measure more agents", logs.len())
+    };
     Row {
         name: name.to_owned(),
         ratio: found.ratio.unwrap_or(f64::NAN),
@@ -87,7 +97,7 @@ pub fn ratio(
         each,
         cpu_us: cpu(ours),
         peer_cpu_us: cpu(theirs),
-        note: String::new(),
+        note,
     }
 }
 
@@ -128,8 +138,8 @@ fn judged(low: f64, high: f64, goal: Goal) -> (&'static str, Option<f64>, Option
 
 impl Row {
     #[must_use]
-    pub fn with_note(mut self, note: String) -> Self {
-        self.note = note;
+    pub fn with_note(mut self, note: &str) -> Self {
+        self.note = [self.note.as_str(), note].into_iter().filter(|n| !n.is_empty()).collect::<Vec<_>>().join("; ");
         self
     }
 
@@ -191,6 +201,19 @@ mod tests {
         assert_eq!(met(Goal::Within(0.01)), Some(false));
         assert_eq!(worst("x", &ours, "s", Goal::AtMost(1.0)).met, Some(false), "one is over it");
         assert_eq!(worst("x", &ours, "s", Goal::AtMost(1.1)).met, Some(true));
+    }
+
+    #[test]
+    fn where_a_reading_is_not_positive_there_is_no_ratio_no_goal_is_met_and_the_note_says_why() {
+        for bad in [0.0, -3.0, f64::NAN] {
+            for (ours, theirs) in [([2.0; 4], [1.0, bad, 1.0, 1.0]), ([1.0, 1.0, bad, 1.0], [2.0; 4])] {
+                for goal in [Goal::AtMost(1e9), Goal::AtLeast(1e-9), Goal::Within(1e9)] {
+                    let row = ratio("x", &readings(&ours), "y", &readings(&theirs), "s", goal, 1);
+                    assert_eq!(row.met, Some(false), "{row:?}");
+                    assert!(!row.ratio.is_finite() && row.note.contains("in 1 of 4 rounds"), "{row:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -67,9 +67,13 @@ pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
     let row =
         ratio("creating a process, link live / closed", live, "closed", closed, "ms", Goal::Within(MARGIN), bench.seed);
     let half = (row.high / row.low).ln() / 2.0;
-    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // some thousands
-    let wanted = (row.n as f64 * (half / (1.0 + FINER).ln()).powi(2)).ceil() as u64;
-    let note = format!("a margin of 0.5 % would need about n = {wanted} rounds");
-    rows.push(row.with_note(note));
+    rows.push(if half.is_finite() {
+        #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        // some thousands
+        let wanted = (row.n as f64 * (half / (1.0 + FINER).ln()).powi(2)).ceil() as u64;
+        row.with_note(&format!("a margin of 0.5 % would need about n = {wanted} rounds"))
+    } else {
+        row
+    });
     Ok(rows)
 }
