@@ -6,6 +6,7 @@ pub mod fleet;
 pub mod image;
 pub mod lab;
 pub mod leakgate;
+pub mod loopback;
 pub mod once;
 pub mod postgres;
 pub mod workload;

@@ -3,6 +3,7 @@
 
 use std::{
     fs, io,
+    net::SocketAddr,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
@@ -42,7 +43,7 @@ pub struct Server {
     programs: PathBuf,
     owner: Owner,
     child: Option<Child>,
-    port: Option<u16>,
+    address: Option<SocketAddr>,
     /// Further settings, as `name=value`.
     settings: Vec<String>,
     dir: tempfile::TempDir,
@@ -100,7 +101,7 @@ impl Server {
         chown(dir.path(), Some(owner.uid), Some(owner.gid))
             .map_err(|e| file("give away", dir.path())(io::Error::from(e)))?;
         let settings = settings.iter().map(|s| (*s).to_owned()).collect();
-        let mut server = Self { programs, owner, child: None, port: None, settings, dir };
+        let mut server = Self { programs, owner, child: None, address: None, settings, dir };
         let data = server.data();
         let mut initdb = server.program("initdb");
         initdb.arg("-D").arg(&data).args(["-U", NAME, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]);
@@ -134,9 +135,9 @@ impl Server {
         Ok(self.url_of(name))
     }
 
-    /// Listens on this loopback port too, from the next start.
-    pub fn listen(&mut self, port: u16) {
-        self.port = Some(port);
+    /// Listens there too, from the next start.
+    pub fn listen(&mut self, address: SocketAddr) {
+        self.address = Some(address);
     }
 
     /// A file in the server's own folder, which only it reads, as keys must be.
@@ -166,8 +167,10 @@ impl Server {
         for setting in fixed.into_iter().chain(self.settings.iter().map(String::as_str)) {
             command.arg("-c").arg(setting);
         }
-        match self.port {
-            Some(port) => command.args(["-c", "listen_addresses=127.0.0.1", "-c", &format!("port={port}")]),
+        match self.address {
+            Some(at) => {
+                command.args(["-c", &format!("listen_addresses={}", at.ip()), "-c", &format!("port={}", at.port())])
+            }
             None => command.args(["-c", "listen_addresses="]),
         };
         let copy =
@@ -206,8 +209,8 @@ impl Server {
         let mut command = self.program("psql");
         command.args(["-X", "-q", "-t", "-A", "-v", "ON_ERROR_STOP=1", "-U", NAME, "-d", database, "-c", sql]);
         command.arg("-h").arg(self.dir.path());
-        if let Some(port) = self.port {
-            command.arg("-p").arg(port.to_string());
+        if let Some(at) = self.address {
+            command.arg("-p").arg(at.port().to_string());
         }
         Ok(String::from_utf8_lossy(&run("psql", &mut command)?.stdout).trim_end().to_owned())
     }

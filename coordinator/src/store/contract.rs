@@ -482,7 +482,9 @@ mod postgres {
         };
         let (ours, other) = (ca("ours"), ca("another"));
         let key = rcgen::KeyPair::generate().unwrap();
-        let leaf = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let here = drums_infra::loopback::Loopback::claim().unwrap();
+        let address = here.socket().unwrap();
+        let leaf = rcgen::CertificateParams::new(vec![address.ip().to_string()]).unwrap();
         let leaf = leaf.signed_by(&key, &ours.0).unwrap().pem();
         let mut server = Server::start().unwrap();
         server.stop();
@@ -491,14 +493,13 @@ mod postgres {
             server.set(&format!("{setting}={}", path.display()));
         }
         server.set("ssl=on");
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        server.listen(free);
+        server.listen(address);
         server.resume().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str, pem: &str| {
             let path = dir.path().join(name);
             std::fs::write(&path, pem).unwrap();
-            PostgresConfig { ca: Some(path), ..PostgresConfig::new(format!("postgres://drums@127.0.0.1:{free}/drums")) }
+            PostgresConfig { ca: Some(path), ..PostgresConfig::new(format!("postgres://drums@{address}/drums")) }
         };
         PostgresStore::open(&at("ours", &ours.1)).unwrap();
         let Err(e) = PostgresStore::open(&at("other", &other.1)) else { panic!("a foreign CA") };

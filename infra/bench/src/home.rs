@@ -6,17 +6,18 @@
 use std::{
     fs::{self, File},
     io::{Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    net::SocketAddr,
     os::unix::{
         fs::{OpenOptionsExt as _, PermissionsExt as _},
         net::UnixStream,
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::LazyLock,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use drums_agent::net::Identity;
 use drums_common::{
     clock::{Clock as _, Micros},
@@ -32,6 +33,7 @@ use drums_coordinator::{
     pki::{Pki, SigningRequest},
     store::{AuditRow, CertificateRow, Ownership, Registered, SqliteStore, Store as _, Who},
 };
+use drums_infra::loopback::Loopback;
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, pem::PemObject as _};
 use serde_json::{Value, json};
@@ -61,15 +63,11 @@ pub struct Home {
     hosts: Vec<Enrolled>,
 }
 
-/// A port that was free just now. Nothing else on this machine is told to use it.
-fn free_port() -> Result<u16> {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).context("no UDP port is free")?;
-    Ok(socket.local_addr()?.port())
-}
-
-/// Another, for what must not be the coordinator's.
+/// An address for a server that nobody else takes.
 pub fn free_address() -> Result<SocketAddr> {
-    Ok((Ipv4Addr::LOCALHOST, free_port()?).into())
+    static HERE: LazyLock<std::io::Result<Loopback>> = LazyLock::new(Loopback::claim);
+    let here = HERE.as_ref().map_err(|e| anyhow!("no loopback address can be had: {e}"))?;
+    here.socket().context("no port is free")
 }
 
 pub fn host_name(n: usize) -> HostId {
@@ -92,13 +90,13 @@ impl Home {
         let mut store = SqliteStore::open(&layout.store())?;
         store.meta_or("installation", &InstallationId(rand::random()).to_string(), &audit(now, "init"))?;
         let (pki, _) = Pki::open_or_create(&layout.pki(), now)?;
-        let (agents, enrol, api) = (free_address()?, free_port()?, free_address()?);
+        let (agents, enrol, api) = (free_address()?, free_address()?.port(), free_address()?);
         let config = RawConfig {
-            listen: Ipv4Addr::LOCALHOST.into(),
+            listen: agents.ip(),
             agents_port: agents.port(),
             enrol_port: enrol,
             api,
-            advertise: vec!["127.0.0.1".to_owned()],
+            advertise: vec![agents.ip().to_string()],
             leases,
             ..RawConfig::default()
         };
@@ -137,7 +135,7 @@ impl Home {
     }
 
     fn address(&self) -> Address {
-        Address { host: "127.0.0.1".to_owned(), agents: self.agents.port(), enrol: self.enrol }
+        Address { host: self.agents.ip().to_string(), agents: self.agents.port(), enrol: self.enrol }
     }
 
     /// Agents for the hosts in the range.

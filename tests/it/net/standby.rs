@@ -2,7 +2,6 @@
 //! stopped and continues later. The agent's network side is the real one; it has no measuring side.
 
 use std::{
-    net::UdpSocket,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     time::{Duration, Instant},
@@ -13,7 +12,7 @@ use drums_common::{
     ids::{Generation, RunId},
     token::Token,
 };
-use drums_infra::{fleet::wait_until, postgres::Server};
+use drums_infra::{fleet::wait_until, loopback::Loopback, postgres::Server};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -103,29 +102,16 @@ impl Drop for Node {
     }
 }
 
-fn configure(home: &Path, address: &str, ports: [u16; 3], store: &str) {
+fn configure(home: &Path, advertise: &[Loopback; 2], address: &Loopback, ports: [u16; 3], store: &str) {
     let [agents, enrol, api] = ports;
+    let [first, second] = advertise.each_ref().map(Loopback::address);
+    let address = address.address();
     let text = format!(
         "listen = \"{address}\"\nagents_port = {agents}\nenrol_port = {enrol}\napi = \"{address}:{api}\"\n\
-         advertise = [\"127.0.0.1\", \"127.0.0.2\"]\n{}[postgres]\nurl = \"{store}\"\nlease_ms = {LEASE_MS}\n",
+         advertise = [\"{first}\", \"{second}\"]\n{}[postgres]\nurl = \"{store}\"\nlease_ms = {LEASE_MS}\n",
         drums_tests::fleet::SHORT_LEASES
     );
     std::fs::write(home.join("coordinator.toml"), text).unwrap();
-}
-
-/// Ports that are free on both addresses.
-fn free_ports() -> [u16; 3] {
-    let mut held = Vec::new();
-    let mut one = || loop {
-        let first = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let port = first.local_addr().unwrap().port();
-        let tcp = ["127.0.0.1", "127.0.0.2"].map(|a| std::net::TcpListener::bind((a, port)));
-        if let (Ok(second), [Ok(_), Ok(_)]) = (UdpSocket::bind(("127.0.0.2", port)), tcp) {
-            held.push((first, second));
-            return port;
-        }
-    };
-    [one(), one(), one()]
 }
 
 /// The lines that the agent wrote, as the coordinator has them.
@@ -154,11 +140,12 @@ async fn a_standby_coordinator_takes_over_from_one_that_is_killed_and_from_one_t
     let programs = drums_tests::programs().unwrap();
     let server = Server::start().unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let ports = free_ports();
+    let here = [Loopback::claim().unwrap(), Loopback::claim().unwrap()];
+    let ports = [(); 3].map(|()| here[0].port().unwrap());
     let node = |name: &str| Node { home: dir.path().join(name), programs: programs.clone(), child: None };
     let (mut a, mut b) = (node("a"), node("b"));
     a.said(&["init", "--store", &server.url()]);
-    configure(&a.home, "127.0.0.1", ports, &server.url());
+    configure(&a.home, &here, &here[0], ports, &server.url());
     a.start();
     a.until(true);
 
@@ -178,13 +165,14 @@ async fn a_standby_coordinator_takes_over_from_one_that_is_killed_and_from_one_t
     std::fs::create_dir(&b.home).unwrap();
     let tar = Command::new("tar").arg("--zstd").arg("-xpf").arg(&backup).arg("-C").arg(&b.home).status().unwrap();
     assert!(tar.success());
-    configure(&b.home, "127.0.0.2", ports, &server.url());
+    configure(&b.home, &here, &here[1], ports, &server.url());
     b.start();
     b.until(false);
 
     // A host, enrolled and with a run, at the active one. Its token names both.
     let token = Token::parse(&a.said(&["host", "add", "h1"])).unwrap();
-    assert_eq!(token.addresses.iter().map(|a| a.host.as_str()).collect::<Vec<_>>(), ["127.0.0.1", "127.0.0.2"]);
+    let both = here.each_ref().map(|h| h.address().to_string());
+    assert_eq!(token.addresses.iter().map(|a| a.host.as_str()).collect::<Vec<_>>(), both);
     let state = dir.path().join("agent");
     std::fs::create_dir(&state).unwrap();
     drums_agent::net::enrol(&state, &token, drums_common::digest::Sha256::of(b"agent")).await.unwrap();

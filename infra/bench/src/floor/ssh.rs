@@ -25,7 +25,7 @@ const PRIVILEGE_SEPARATION: &str = "/run/sshd";
 pub struct Ssh {
     dir: PathBuf,
     hosts: u8,
-    port: u16,
+    address: SocketAddr,
     _sshd: Running,
     made: bool,
     masters: Vec<Running>,
@@ -36,9 +36,6 @@ fn key(path: &Path) -> Result<()> {
     ensure!(made.context("cannot start ssh-keygen")?.success(), "ssh-keygen made no key at {}", path.display());
     Ok(())
 }
-
-/// All hosts are one address: sshd listens on 16 at most, and a connection costs the same to each.
-const ADDRESS: &str = "127.0.77.1";
 
 impl Ssh {
     /// Why there can be none here.
@@ -57,10 +54,11 @@ impl Ssh {
         key(&dir.join("host"))?;
         key(&dir.join("user"))?;
         fs::copy(dir.join("user.pub"), dir.join("authorized"))?;
-        let port = free_address()?.port();
+        // All hosts are one address: sshd listens on 16 at most, and a connection costs the same to each.
+        let address = free_address()?;
         let d = dir.display();
         let config = format!(
-            "ListenAddress {ADDRESS}:{port}\nHostKey {d}/host\nAuthorizedKeysFile {d}/authorized\nPidFile none\nUsePAM no\nStrictModes no\n\
+            "ListenAddress {address}\nHostKey {d}/host\nAuthorizedKeysFile {d}/authorized\nPidFile none\nUsePAM no\nStrictModes no\n\
              PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n\
              MaxStartups 200\nMaxSessions 100\nLogLevel ERROR\n"
         );
@@ -70,9 +68,8 @@ impl Ssh {
         command.arg("-D").arg("-e").arg("-f").arg(dir.join("sshd_config"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let mut sshd = Running::start(&mut command)?;
-        let listener: SocketAddr = format!("{ADDRESS}:{port}").parse()?;
         let deadline = Instant::now() + START;
-        while TcpStream::connect(listener).is_err() {
+        while TcpStream::connect(address).is_err() {
             ensure!(
                 sshd.lives() && Instant::now() < deadline,
                 "sshd does not answer: {}",
@@ -80,7 +77,7 @@ impl Ssh {
             );
             pause();
         }
-        Ok(Self { dir: dir.to_owned(), hosts, port, _sshd: sshd, made, masters: Vec::new() })
+        Ok(Self { dir: dir.to_owned(), hosts, address, _sshd: sshd, made, masters: Vec::new() })
     }
 
     /// Over the connection that is kept at `control`; none: over a fresh one.
@@ -90,7 +87,7 @@ impl Ssh {
         let path = control.map_or("none".to_owned(), |n| format!("{d}/m{n}"));
         command.args(["-q", "-F", "none", "-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes"]);
         command.args(["-o", &format!("UserKnownHostsFile={d}/known"), "-i", &format!("{d}/user")]);
-        command.args(["-p", &self.port.to_string(), "-o", &format!("ControlPath={path}")]);
+        command.args(["-p", &self.address.port().to_string(), "-o", &format!("ControlPath={path}")]);
         command
     }
 
@@ -98,7 +95,7 @@ impl Ssh {
     pub fn open_masters(&mut self) -> Result<()> {
         for n in 0..self.hosts {
             let mut command = self.ssh(Some(n));
-            command.args(["-M", "-N", ADDRESS]);
+            command.args(["-M", "-N"]).arg(self.address.ip().to_string());
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             self.masters.push(Running::start(&mut command)?);
         }
@@ -118,7 +115,7 @@ impl Ssh {
         let mut children = Vec::new();
         for n in 0..self.hosts {
             let mut command = self.ssh(warm.then_some(n));
-            command.args([ADDRESS, "wc -c"]);
+            command.arg(self.address.ip().to_string()).arg("wc -c");
             command.stdin(fs::File::open(plan)?).stdout(Stdio::piped()).stderr(Stdio::null());
             children.push(command.spawn().context("cannot start ssh")?);
         }
