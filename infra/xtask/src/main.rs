@@ -8,6 +8,7 @@ mod demo;
 mod fault_windows;
 mod image;
 mod rows;
+mod sim;
 mod skips;
 mod workspace;
 
@@ -46,6 +47,8 @@ enum Task {
     Chaos(chaos::ChaosArgs),
     /// Kill the agent, its shim and tools at every fault window of every arm; is everything gone, and only ours?
     FaultWindows(fault_windows::FaultWindowsArgs),
+    /// Simulate hours of coordinator, agents and network by seed, every invariant checked after every event
+    Sim(sim::SimArgs),
     /// Build a workload tree and its manifest
     Image {
         #[command(subcommand)]
@@ -82,6 +85,7 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::DemoClean => demo::clean()?,
         Task::Aa(args) => aa::run(&args)?,
         Task::Chaos(args) => chaos::run(&args)?,
+        Task::Sim(args) => sim::run(&args)?,
         Task::FaultWindows(args) => fault_windows::run(&args)?,
         Task::Bench { bench } => bench::run(&bench)?,
         Task::Image { recipe: Recipe::Minimal { out } } => println!("{}  {}", image::minimal(&out)?, out.display()),

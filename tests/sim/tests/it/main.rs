@@ -1,0 +1,5 @@
+//! Simulated hours, rows of field faults, and the model: one binary.
+
+mod hours;
+mod model;
+mod rows;
