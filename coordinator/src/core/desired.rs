@@ -3,28 +3,29 @@
 use drums_common::{
     clock::Micros,
     experiment::Registration,
-    ids::{Generation, HostId},
+    ids::Generation,
     wire::latest::{Desired, RunDesired, RunPhase},
 };
 
-use super::run::{Ending, Phase, RunState};
+use super::run::{Ending, HostRun, Phase, RunState};
 
-/// A run beside its registration and what is committed of this host's evidence.
+/// A run beside its registration, one host's part in it, and what is committed of that host's evidence.
 pub struct RunOfHost<'r> {
     pub state: &'r RunState,
+    pub part: &'r HostRun,
     pub registration: &'r Registration,
     pub acked_seq: u64,
 }
 
-/// The order for one host.
-pub fn desired(host: &HostId, generation: Generation, runs: &[RunOfHost<'_>], now: Micros) -> Desired {
-    let runs = runs.iter().filter_map(|r| run_desired(host, generation, r, now)).collect();
+/// The order for one host, which has a part in all of these.
+pub fn desired(generation: Generation, runs: &[RunOfHost<'_>], now: Micros) -> Desired {
+    let runs = runs.iter().filter_map(|r| run_desired(generation, r, now)).collect();
     Desired { generation, runs }
 }
 
 /// None when the host has nothing to do for the run, or has done it all.
-fn run_desired(host: &HostId, generation: Generation, run: &RunOfHost<'_>, now: Micros) -> Option<RunDesired> {
-    let h = run.state.host(host)?;
+fn run_desired(generation: Generation, run: &RunOfHost<'_>, now: Micros) -> Option<RunDesired> {
+    let h = run.part;
     if h.teardown.is_some() || run.state.started.is_none() {
         return None;
     }

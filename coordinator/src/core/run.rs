@@ -14,6 +14,8 @@
 //!
 //! The state is serialisable because the store keeps it whole, as one row; `version` guards the form.
 
+use std::collections::HashMap;
+
 use drums_common::{
     clock::Micros,
     digest::Sha256,
@@ -374,6 +376,22 @@ impl RunState {
         self.hosts.iter_mut().find(|h| &h.host == host).ok_or_else(|| Denied::NotItsHost(host.clone()))
     }
 
+    /// Where a host stands in `hosts`. For many questions an index is made first: a thousand hosts that each look through
+    /// a thousand are a million comparisons.
+    fn places(&self, questions: usize) -> impl Fn(&HostId) -> Result<usize, Denied> {
+        const FEW: usize = 8;
+        let places = || self.hosts.iter().enumerate().map(|(i, h)| (&h.host, i));
+        let index: HashMap<&HostId, usize> = if questions > FEW { places().collect() } else { HashMap::new() };
+        move |host| {
+            let found = if questions > FEW {
+                index.get(host).copied()
+            } else {
+                self.hosts.iter().position(|h| h.host == *host)
+            };
+            found.ok_or_else(|| Denied::NotItsHost(host.clone()))
+        }
+    }
+
     /// What has to be found out next; asked again after a restart.
     pub fn pending(&self, now: Micros) -> Option<Pending> {
         match self.phase {
@@ -386,6 +404,20 @@ impl RunState {
     /// The verdict that the ending forces, whatever the evidence says.
     fn forced(&self) -> Option<Verdict> {
         self.ending.as_ref().and_then(Ending::verdict)
+    }
+
+    /// Time alone would change it: a bound has passed.
+    pub fn due(&self, now: Micros) -> bool {
+        match self.phase {
+            Phase::Closed { .. } => false,
+            Phase::Unwinding => self.forced().is_some() && self.unwound(now),
+            _ => self.ending.is_none() && self.bound().is_some_and(|at| now >= at),
+        }
+    }
+
+    /// A run that waits for its machines has no deadline of its own yet, but may have the operator's.
+    fn bound(&self) -> Option<Micros> {
+        if self.started.is_some() { self.deadline } else { self.until }
     }
 
     fn unwound(&self, now: Micros) -> bool {
@@ -417,8 +449,9 @@ impl RunState {
                 if self.phase != Phase::Placed {
                     return Err(Denied::WrongPhase(self.phase.as_str()));
                 }
+                let place = self.places(hosts.len());
                 for (host, machine, generation) in hosts {
-                    let h = next.host_mut(host)?;
+                    let h = &mut next.hosts[place(host)?];
                     h.machine = machine.clone();
                     h.generation = *generation;
                 }
@@ -429,11 +462,12 @@ impl RunState {
                 notes.push(note("started", None, "hosts prepare and try their arms out".to_owned()));
             }
             Event::Evidence { host, seq, body, late } => {
-                next.observe(experiment, (host, *seq), body, *late, now, &mut notes)?
+                next.observe(experiment, (self.places(1)(host)?, *seq), body, *late, now, &mut notes);
             }
             Event::Told(told) => {
+                let place = self.places(told.len());
                 for (host, seq, body, late) in told {
-                    next.observe(experiment, (host, *seq), body, *late, now, &mut notes)?;
+                    next.observe(experiment, (place(host)?, *seq), body, *late, now, &mut notes);
                 }
             }
             Event::HostLost { host } => {
@@ -528,18 +562,19 @@ impl RunState {
     fn observe(
         &mut self,
         experiment: &Experiment,
-        (host, seq): (&HostId, u64),
+        (place, seq): (usize, u64),
         body: &Observed,
         late: bool,
         now: Micros,
         notes: &mut Vec<Note>,
-    ) -> Result<(), Denied> {
+    ) {
         let live = self.live();
         let ending = self.ending.clone();
-        let h = self.host_mut(host)?;
+        let h = &mut self.hosts[place];
         if seq <= h.applied_seq {
-            return Ok(());
+            return;
         }
+        let host = &h.host.clone();
         h.applied_seq = seq;
         if let Observed::Closed { teardown, reason } = body {
             // Also from a host that was lost, and after the run closed: what is left on a machine is worth knowing.
@@ -555,10 +590,10 @@ impl RunState {
                     if reason.is_empty() { "the host ended the run by itself".to_owned() } else { reason.clone() };
                 self.end(Ending::Interrupted { host: host.clone(), block, why }, now, notes);
             }
-            return Ok(());
+            return;
         }
         if late || !live {
-            return Ok(());
+            return;
         }
         match body {
             Observed::Preflight(facts) if !h.prepared => {
@@ -573,12 +608,12 @@ impl RunState {
             }
             Observed::BlockEnded { block, kind, result } => {
                 if h.ended.iter().any(|e| e.block == *block && e.kind == *kind) {
-                    return Ok(());
+                    return;
                 }
                 if !h.granted.iter().any(|g| g.block == *block && g.kind == *kind) {
                     let text = format!("it says that {} ended, which was never granted", block_name(*kind, *block));
                     notes.push(note("never-granted", Some(host), text));
-                    return Ok(());
+                    return;
                 }
                 h.ended.push(EndedBlock { block: *block, kind: *kind, result: result.clone(), at: now });
                 let name = block_name(*kind, *block);
@@ -598,7 +633,6 @@ impl RunState {
             }
             _ => {}
         }
-        Ok(())
     }
 
     /// Grants a replacement per voided block while that can still help, else goes on to unwind.
@@ -649,9 +683,7 @@ impl RunState {
     }
 
     fn advance(&mut self, experiment: &Experiment, now: Micros, notes: &mut Vec<Note>) {
-        let past = |at: Option<Micros>| at.is_some_and(|d| now >= d);
-        // A run that waits for its machines has no deadline of its own yet, but may have the operator's.
-        let due = if self.started.is_some() { past(self.deadline) } else { past(self.until) };
+        let due = self.bound().is_some_and(|at| now >= at);
         if self.phase == Phase::Preflight && !due && self.hosts.iter().all(|h| h.prepared) {
             self.phase = Phase::Running;
             notes.push(note("running", None, "every host is prepared: blocks are granted by turns".to_owned()));

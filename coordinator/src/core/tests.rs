@@ -139,8 +139,10 @@ impl World {
         if self.agents[i].dead || self.agents[i].closed {
             return;
         }
-        let of = RunOfHost { state: &self.run, registration: &self.registration, acked_seq: self.agents[i].seq };
-        let order = desired::desired(&self.agents[i].name, Generation(1), &[of], self.now);
+        let (state, registration, agent) = (&self.run, &self.registration, &self.agents[i]);
+        let part = state.host(&agent.name).unwrap();
+        let order =
+            desired::desired(Generation(1), &[RunOfHost { state, part, registration, acked_seq: agent.seq }], self.now);
         let Some(run) = order.runs.first().cloned() else { return };
         match run.phase {
             RunPhase::Prepare if !self.agents[i].prepared => {
@@ -176,7 +178,12 @@ impl World {
         match self.run.pending(self.now) {
             Some(Pending::FindVoids) => self.event(Event::Voids(self.voids.clone())).unwrap(),
             Some(Pending::Analyse) => self.event(Event::Analysed { verdict: Verdict::Pass }).unwrap(),
-            None => self.event(Event::Tick).unwrap(),
+            None => {
+                let before = self.run.clone();
+                self.event(Event::Tick).unwrap();
+                // The driver ticks only what is due.
+                assert_eq!(before.due(self.now), self.run != before, "{before:?}");
+            }
         }
     }
 
@@ -228,6 +235,13 @@ fn machines_of_their_own_measure_at_the_same_time() {
 }
 
 impl World {
+    /// What the first host is told when it comes with this generation.
+    fn phase_of_h1(&self, generation: Generation) -> RunPhase {
+        let (state, part, registration) = (&self.run, &self.run.hosts[0], &self.registration);
+        let of = RunOfHost { state, part, registration, acked_seq: 0 };
+        desired::desired(generation, &[of], self.now).runs[0].phase
+    }
+
     fn play_on(&mut self) -> Verdict {
         self.agents.iter_mut().for_each(|a| a.prepared = true);
         for round in 0..10_000 {
@@ -261,9 +275,7 @@ fn an_agent_that_never_returns_makes_it_lost_and_says_who_reported_nothing() {
     assert_eq!(w.play(|r| r, 60_000), Verdict::Lost);
     assert_eq!(w.run.teardown().1, [host("h1")]);
     // It comes back after all: it is told to cancel, and its word on the teardown is taken.
-    let of = RunOfHost { state: &w.run, registration: &w.registration, acked_seq: 0 };
-    let order = desired::desired(&host("h1"), Generation(2), &[of], w.now);
-    assert_eq!(order.runs[0].phase, RunPhase::Cancel);
+    assert_eq!(w.phase_of_h1(Generation(2)), RunPhase::Cancel);
     w.record(0, Observed::Closed { teardown: Teardown::Clean, reason: "late".to_owned() });
     assert_eq!(w.run.teardown(), (vec![], vec![]));
     assert_eq!(w.run.verdict(), Some(Verdict::Lost));
@@ -339,8 +351,7 @@ fn a_run_starts_with_its_hosts_as_they_are_then() {
     w.event(Event::Started { hosts }).unwrap();
     assert_eq!((w.run.hosts[0].generation, &w.run.hosts[0].machine), (Generation(4), &machine("new")));
     assert_eq!((w.run.hosts[1].generation, &w.run.hosts[1].machine), (Generation(1), &machine("m")));
-    let of = RunOfHost { state: &w.run, registration: &w.registration, acked_seq: 0 };
-    assert_eq!(desired::desired(&host("h1"), Generation(4), &[of], w.now).runs[0].phase, RunPhase::Prepare);
+    assert_eq!(w.phase_of_h1(Generation(4)), RunPhase::Prepare);
 }
 
 #[test]

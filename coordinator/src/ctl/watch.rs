@@ -206,7 +206,7 @@ mod tests {
         clock::SystemClock,
         config::Home,
         core::run::{Ending, Phase, RunState},
-        store::{AuditRow, SqliteStore, Store, StoreHandle, Who},
+        store::{AuditRow, SqliteStore, Store, StoreHandle, Who, Written},
         tasks::Control,
     };
 
@@ -221,8 +221,9 @@ mod tests {
         s.create_run(&run, &[], &AuditRow::new(Micros(1), Who::coordinator(), "run")).unwrap();
         for (host, _) in &scenario.hosts {
             let of_host: Vec<_> = records.iter().filter(|r| r.host == *host).cloned().collect();
-            let through = s.commit_evidence(meta.run, host, Generation(1), &of_host, Micros(1)).unwrap();
-            assert_eq!(through, of_host.len() as u64);
+            let written = Written::all(&of_host).unwrap();
+            let stored = s.commit_evidence(meta.run, host, Generation(1), &written, Micros(1)).unwrap();
+            assert_eq!(stored.through, of_host.len() as u64);
         }
     }
 

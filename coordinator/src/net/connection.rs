@@ -5,7 +5,13 @@
 //! ```
 //! Anything a peer does wrong ends its own connection and nothing else.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use drums_common::{
     clock::{Clock, MonoMicros},
@@ -21,11 +27,7 @@ use drums_common::{
     },
 };
 use quinn::{Connection, Incoming, RecvStream, SendStream};
-use tokio::{
-    sync::{mpsc, watch},
-    task::JoinSet,
-    time::timeout,
-};
+use tokio::{sync::watch, task::JoinSet, time::timeout};
 
 use super::{
     artifact,
@@ -226,34 +228,44 @@ async fn attend<P: Ports>(
 ) {
     tracing::info!(host = %peer.host, remote = %connection.remote_address(), generation = %accepted.welcome.generation, "agent connected");
     let peer = Arc::new(peer);
-    let (heard, heard_at) = watch::channel(context.clock.boottime());
-    let heard = Arc::new(heard);
+    let heard = Heard::new(context.clock.boottime().0.into());
     let mut tasks = JoinSet::new();
-    let (offer, offered) = watch::channel(Uploads::default());
-    if context.ports.has_bucket() {
+    let offered = context.ports.has_bucket().then(|| {
+        let (offer, offered) = watch::channel(Uploads::default());
         tasks.spawn(places::offer(peer.clone(), accepted.orders.clone(), offer, context.clone()));
-    }
+        offered
+    });
     // What seldom happens shares one task, and beats have this one: a thousand idle agents are two thousand tasks, and a
     // beat looks at nothing else.
     let seldom = {
-        let (renewal, renewed) = mpsc::channel(1);
+        let (renewal, renewed) = watch::channel(None);
         let orders = push_orders(send, accepted.orders, offered, renewed, context.shutdown.clone());
         let control = read_control(recv, peer.clone(), context.clone(), heard.clone(), renewal);
         let streams = accept_streams(connection.clone(), peer.clone(), context.clone(), heard.clone());
-        let silence = watch_silence(heard_at, context.clone());
+        let silence = watch_silence(heard.clone(), context.clone());
         async move {
-            // The first to end ends the connection, and with it the others.
+            // The first to end ends the connection, and with it the others. What the agent said last says more than that it
+            // is gone.
             tokio::select! {
-                end = orders => end,
+                biased;
                 end = control => end,
+                end = orders => end,
                 end = streams => end,
                 end = silence => end,
             }
         }
     };
     tasks.spawn(seldom);
+    let beats = async {
+        let end = read_beats(&connection, &peer, context, &heard).await;
+        if connection.close_reason().is_some() {
+            // The others see it too, and the agent's last words may be on a stream.
+            tokio::time::sleep(FAREWELL).await;
+        }
+        end
+    };
     let end = tokio::select! {
-        end = read_beats(&connection, &peer, context, &heard) => end,
+        end = beats => end,
         Some(ended) = tasks.join_next() => ended.unwrap_or_else(|e| {
             tracing::error!(host = %peer.host, error = %e, "connection task died");
             End::Nonsense("something that broke its connection's task")
@@ -280,14 +292,14 @@ async fn attend<P: Ports>(
 async fn push_orders(
     mut send: SendStream,
     mut orders: watch::Receiver<Order>,
-    mut offered: watch::Receiver<Uploads>,
-    mut renewed: mpsc::Receiver<EnrolReply>,
+    mut offered: Option<watch::Receiver<Uploads>>,
+    mut renewed: watch::Receiver<Option<EnrolReply>>,
     mut shutdown: watch::Receiver<bool>,
 ) -> End {
     let failed = |source| End::Stream { what: "sending an order", source };
     enum Next {
         Order,
-        Places,
+        Places(Uploads),
         Renewal(EnrolReply),
         Goodbye,
     }
@@ -299,7 +311,7 @@ async fn push_orders(
                 Order::Upgrade(upgrade) => (ToAgent::Upgrade(upgrade), None),
                 Order::Retire { reason } => (ToAgent::Retire { reason: reason.clone() }, Some(End::Retired(reason))),
             },
-            Next::Places => (ToAgent::Uploads(offered.borrow_and_update().clone()), None),
+            Next::Places(places) => (ToAgent::Uploads(places), None),
             Next::Renewal(reply) => (ToAgent::Renewal(reply), None),
             Next::Goodbye => (ToAgent::Goodbye, Some(End::Shutdown)),
         };
@@ -312,18 +324,37 @@ async fn push_orders(
         // All branches are cancel-safe: they only wait for a value to change.
         next = tokio::select! {
             changed = orders.changed() => if changed.is_ok() { Next::Order } else { Next::Goodbye },
-            Ok(()) = offered.changed() => Next::Places,
-            Some(reply) = renewed.recv() => Next::Renewal(reply),
+            places = next_places(&mut offered) => Next::Places(places),
+            reply = next_renewal(&mut renewed) => Next::Renewal(reply),
             _ = shutdown.wait_for(|down| *down) => Next::Goodbye,
         };
     }
 }
 
-/// Until when the agent is accounted for.
-type Heard = Arc<watch::Sender<MonoMicros>>;
+/// New places, whenever there are any.
+async fn next_places(offered: &mut Option<watch::Receiver<Uploads>>) -> Uploads {
+    if let Some(offered) = offered
+        && offered.changed().await.is_ok()
+    {
+        return offered.borrow_and_update().clone();
+    }
+    std::future::pending().await
+}
 
-fn account(heard: &watch::Sender<MonoMicros>, at: MonoMicros) {
-    heard.send_modify(|h| *h = at.max(*h));
+async fn next_renewal(renewed: &mut watch::Receiver<Option<EnrolReply>>) -> EnrolReply {
+    while renewed.changed().await.is_ok() {
+        if let Some(reply) = renewed.borrow_and_update().clone() {
+            return reply;
+        }
+    }
+    std::future::pending().await
+}
+
+/// Until when the agent is accounted for, CLOCK_BOOTTIME in microseconds.
+type Heard = Arc<AtomicU64>;
+
+fn account(heard: &AtomicU64, at: MonoMicros) {
+    heard.fetch_max(at.0, Relaxed);
 }
 
 async fn read_control<P: Ports>(
@@ -331,13 +362,14 @@ async fn read_control<P: Ports>(
     peer: Arc<Peer>,
     context: Arc<Context<P>>,
     heard: Heard,
-    renewal: mpsc::Sender<EnrolReply>,
+    renewal: watch::Sender<Option<EnrolReply>>,
 ) -> End {
     let mut last_renewal: Option<MonoMicros> = None;
     loop {
         let message = match io::read(&mut recv, Lane::Control).await {
             Ok(Some(message)) => message,
             Ok(None) => return End::Nonsense("the end of its control stream"),
+            Err(StreamError::Read(quinn::ReadError::ConnectionLost(e))) => return e.into(),
             Err(source) => return End::Stream { what: "reading the control stream", source },
         };
         account(&heard, context.clock.boottime());
@@ -354,7 +386,7 @@ async fn read_control<P: Ports>(
                     return End::Nonsense("requests for certificates one after the other");
                 }
                 // Of two that wait to be sent, one is enough.
-                let _ = renewal.try_send(renew::answer(&peer, &csr_der, &context).await);
+                renewal.send_replace(Some(renew::answer(&peer, &csr_der, &context).await));
             }
             ToCoordinator::Hello(_) => return End::Nonsense("a second hello"),
         }
@@ -393,25 +425,22 @@ async fn accept_streams<P: Ports>(
     context: Arc<Context<P>>,
     heard: Heard,
 ) -> End {
-    let (fail, mut failed) = mpsc::channel::<End>(1);
     let mut streams = JoinSet::new();
     loop {
-        // Cancel-safe: accept_bi loses nothing, the channel and join_next neither.
+        // Cancel-safe: neither accept_bi nor join_next loses anything.
         let (send, recv) = tokio::select! {
             stream = connection.accept_bi() => match stream {
                 Ok(stream) => stream,
                 Err(e) => return e.into(),
             },
-            Some(end) = failed.recv() => return end,
-            Some(_) = streams.join_next() => continue,
+            Some(ended) = streams.join_next() => match ended {
+                Ok(Err(end)) => return end,
+                // A stream that ended in order, or panicked, which is reported already.
+                Ok(Ok(())) | Err(_) => continue,
+            },
         };
-        let (peer, context, heard, fail) = (peer.clone(), context.clone(), heard.clone(), fail.clone());
-        streams.spawn(async move {
-            if let Err(end) = stream(send, recv, &peer, &context, &heard).await {
-                // The first failure ends the connection; later ones add nothing.
-                let _ = fail.try_send(end);
-            }
-        });
+        let (peer, context, heard) = (peer.clone(), context.clone(), heard.clone());
+        streams.spawn(async move { stream(send, recv, &peer, &context, &heard).await });
     }
 }
 
@@ -486,9 +515,9 @@ async fn evidence<P: Ports>(
 }
 
 /// Closes what has been silent for a whole life lease: its agent has stopped by then, and would come with a new one.
-async fn watch_silence<P: Ports>(heard: watch::Receiver<MonoMicros>, context: Arc<Context<P>>) -> End {
+async fn watch_silence<P: Ports>(heard: Heard, context: Arc<Context<P>>) -> End {
     loop {
-        let silent = context.clock.boottime().ms_since(*heard.borrow());
+        let silent = context.clock.boottime().ms_since(MonoMicros(heard.load(Relaxed)));
         let left = context.leases.life_ms.saturating_sub(silent);
         if left == 0 {
             return End::Silent(silent / 1_000);

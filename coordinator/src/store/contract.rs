@@ -137,13 +137,17 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     // Evidence: each record once, in order, late ones marked.
     let (run, h1) = (RunId([1; 6]), host("h1"));
     let r = |seq, generation| record(&registration, seq, generation);
-    assert_eq!(s.commit_evidence(run, &h1, Generation(2), &[r(1, 2), r(2, 2)], Micros(80)).unwrap(), 2);
-    assert_eq!(s.commit_evidence(run, &h1, Generation(2), &[r(1, 2), r(2, 2), r(3, 1)], Micros(81)).unwrap(), 3);
-    assert_eq!(s.commit_evidence(run, &h1, Generation(2), &[r(5, 2)], Micros(82)).unwrap(), 3, "a gap");
+    let commit = |s: &mut dyn Store, records: &[Record], now| {
+        let records = Written::all(records).unwrap();
+        s.commit_evidence(run, &h1, Generation(2), &records, Micros(now)).map(|s| (s.before, s.through))
+    };
+    assert_eq!(commit(s.as_mut(), &[r(1, 2), r(2, 2)], 80).unwrap(), (0, 2));
+    assert_eq!(commit(s.as_mut(), &[r(1, 2), r(2, 2), r(3, 1)], 81).unwrap(), (2, 3));
+    assert_eq!(commit(s.as_mut(), &[r(5, 2)], 82).unwrap(), (3, 3), "a gap");
     // A number means one record for ever.
     let mut other = r(2, 2);
     other.body = Body::Log(Log { level: "info".into(), target: "test".into(), text: "another".into() });
-    let differs = s.commit_evidence(run, &h1, Generation(2), &[r(1, 2), other, r(3, 1), r(4, 2)], Micros(83));
+    let differs = commit(s.as_mut(), &[r(1, 2), other, r(3, 1), r(4, 2)], 83);
     assert!(matches!(differs, Err(StoreError::Differs { seq: 2, .. })), "{differs:?}");
     // What could not be read back is not taken; what comes before it is.
     let mut endless = r(5, 2);
@@ -152,8 +156,8 @@ fn contract(mut open: impl FnMut() -> Box<dyn Store>) {
     endless.body = Body::BlockEnded(ended);
     let batch = [r(4, 2), endless.clone()];
     assert_eq!(s.acked(run, &h1).unwrap(), 3, "nothing of the differing batch was stored");
-    assert_eq!(s.commit_evidence(run, &h1, Generation(2), &batch, Micros(84)).unwrap(), 4);
-    let unstorable = s.commit_evidence(run, &h1, Generation(2), &[endless], Micros(85)).unwrap_err();
+    assert_eq!(commit(s.as_mut(), &batch, 84).unwrap(), (3, 4));
+    let unstorable = commit(s.as_mut(), &[endless], 85).unwrap_err();
     assert!(matches!(unstorable, StoreError::Unstorable { seq: 5, .. }), "{unstorable}");
     let rows = s.evidence(run, &h1, 0, 3).unwrap();
     assert_eq!(rows.iter().map(|e| (e.record.seq, e.late)).collect::<Vec<_>>(), [(1, false), (2, false), (3, true)]);
@@ -433,8 +437,8 @@ mod postgres {
         let mut s = leading(&server.url());
         let (registration, state) = with_run(&mut s);
         let (run, h1) = (state.id, host("h1"));
-        let records = [record(&registration, 1, 1), record(&registration, 2, 1)];
-        assert_eq!(s.commit_evidence(run, &h1, Generation(1), &records[..1], Micros(1)).unwrap(), 1);
+        let records = Written::all(&[record(&registration, 1, 1), record(&registration, 2, 1)]).unwrap();
+        assert_eq!(s.commit_evidence(run, &h1, Generation(1), &records[..1], Micros(1)).unwrap().through, 1);
         server.stop();
         for _ in 0..2 {
             let e = s.commit_evidence(run, &h1, Generation(1), &records, Micros(2)).unwrap_err();
@@ -445,7 +449,7 @@ mod postgres {
         let words = drums_common::telemetry::chain(&e);
         assert!(e.is_away() && words.contains("cannot be reached") && words.contains("drums-pg-"), "{words}");
         server.resume().unwrap();
-        let back = || s.commit_evidence(run, &h1, Generation(1), &records, Micros(3)).is_ok_and(|n| n == 2);
+        let back = || s.commit_evidence(run, &h1, Generation(1), &records, Micros(3)).is_ok_and(|s| s.through == 2);
         let mut back = back;
         assert!(drums_infra::fleet::wait_until(Duration::from_secs(10), &mut back), "it comes back by itself");
     }
@@ -527,7 +531,8 @@ fn nothing_is_deleted_and_evidence_is_not_changed() {
     let path = folder.path().join("a");
     let mut s = SqliteStore::open(&path).unwrap();
     let (registration, _) = with_run(&mut s);
-    s.commit_evidence(RunId([1; 6]), &host("h1"), Generation(1), &[record(&registration, 1, 1)], Micros(1)).unwrap();
+    let records = Written::all(&[record(&registration, 1, 1)]).unwrap();
+    s.commit_evidence(RunId([1; 6]), &host("h1"), Generation(1), &records, Micros(1)).unwrap();
     let c = rusqlite::Connection::open(&path).unwrap();
     for table in ["host", "registration", "run", "run_event", "evidence", "audit"] {
         assert!(c.execute(&format!("DELETE FROM {table}"), []).is_err(), "{table}");

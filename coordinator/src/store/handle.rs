@@ -7,7 +7,10 @@
 //! Where time is simulated there is no thread: the caller does its own work, at once, so that one thread decides the order
 //! of everything.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use drums_common::telemetry::chain;
 use tokio::sync::{mpsc, oneshot};
@@ -23,6 +26,9 @@ type Answer = Box<dyn FnOnce(Result<(), StoreError>)>;
 const QUEUE: usize = 1_024;
 /// Jobs that share a commit: as many as a fleet may send at once, few enough that the first need not wait long.
 const TOGETHER: usize = 512;
+/// After a commit that several shared, more are on their way: they get this long to share the next one. A thousand agents
+/// that come back one after the other would each have a sync of their own otherwise. Who comes alone never waits.
+const GATHER: Duration = Duration::from_millis(4);
 
 /// Cheap to clone. The thread ends when the last handle is dropped and the queue is empty.
 #[derive(Clone)]
@@ -42,12 +48,21 @@ pub type SharedStore = Arc<Mutex<Box<dyn Store>>>;
 /// kill at that instant looks like from outside.
 pub type Reachable = Arc<dyn Fn() -> bool + Send + Sync>;
 
+#[allow(clippy::disallowed_methods)] // for nothing in particular: whoever comes meanwhile is taken along
+fn gather() {
+    std::thread::sleep(GATHER);
+}
+
 impl StoreHandle {
     pub fn start(mut store: Box<dyn Store>) -> std::io::Result<Self> {
         let (jobs, mut queue) = mpsc::channel::<Job>(QUEUE);
         let thread = std::thread::Builder::new().name("store".to_owned()).spawn(move || {
             let mut answers = Vec::new();
+            let mut shared = false;
             while let Some(first) = queue.blocking_recv() {
+                if shared {
+                    gather();
+                }
                 let begun = store.begin_together();
                 let mut next = Some(first);
                 while let Some(job) = next {
@@ -56,6 +71,7 @@ impl StoreHandle {
                 }
                 // Without a beginning each job was committed by itself.
                 let committed = if matches!(begun, Ok(true)) { store.commit_together() } else { Ok(()) };
+                shared = answers.len() > 1 && matches!(begun, Ok(true));
                 for answer in answers.drain(..) {
                     answer(committed.as_ref().copied().map_err(StoreError::again));
                 }

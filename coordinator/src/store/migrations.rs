@@ -12,6 +12,7 @@ pub(super) const SQLITE: &[Migration] = &[
     ("0002_people", include_str!("migrations/sqlite/0002_people.sql")),
     ("0003_events", include_str!("migrations/sqlite/0003_events.sql")),
     ("0004_upgrade", include_str!("migrations/sqlite/0004_upgrade.sql")),
+    ("0005_certificates_of_a_host", include_str!("migrations/sqlite/0005_certificates_of_a_host.sql")),
 ];
 
 #[cfg(feature = "postgres")]
@@ -20,6 +21,7 @@ pub(super) const POSTGRES: &[Migration] = &[
     ("0002_lease", include_str!("migrations/postgres/0002_lease.sql")),
     ("0003_people", include_str!("migrations/postgres/0003_people.sql")),
     ("0004_upgrade", include_str!("migrations/postgres/0004_upgrade.sql")),
+    ("0005_certificates_of_a_host", include_str!("migrations/postgres/0005_certificates_of_a_host.sql")),
 ];
 
 /// What is still to be done to a store at which `done` was done; a store that knows more than this program is refused.

@@ -36,6 +36,7 @@ use drums_common::{
 };
 
 pub use audit::{AuditEntry, AuditQuery, AuditRow, Who};
+pub use evidence::{Stored, Written};
 pub use handle::{Reachable, SharedStore, StoreHandle};
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresStore, Taken};
@@ -301,17 +302,17 @@ pub trait Store: Send {
     fn runs(&mut self, experiment: Option<ExperimentId>) -> Result<Vec<RunRow>, StoreError>;
     fn events(&mut self, run: RunId, after: u64, limit: u32) -> Result<Vec<EventRow>, StoreError>;
 
-    /// Stores what follows on what is there; repeats are left out, and so is everything after a gap. Returns the highest
-    /// number up to which all are stored. A record that could not be read back, or that differs from what is stored under
-    /// its number, is an error when it is the first that is left; nothing is overwritten.
+    /// Stores what follows on what is there; repeats are left out, and so is everything after a gap. A record that could
+    /// not be read back, or that differs from what is stored under its number, is an error when it is the first that is
+    /// left; nothing is overwritten.
     fn commit_evidence(
         &mut self,
         run: RunId,
         host: &HostId,
         current: Generation,
-        records: &[Record],
+        records: &[Written],
         now: Micros,
-    ) -> Result<u64, StoreError>;
+    ) -> Result<Stored, StoreError>;
     fn acked(&mut self, run: RunId, host: &HostId) -> Result<u64, StoreError>;
     fn evidence(&mut self, run: RunId, host: &HostId, after: u64, limit: u32) -> Result<Vec<EvidenceRow>, StoreError>;
 

@@ -85,9 +85,9 @@ fn placed() -> (RunState, Vec<Note>) {
     (t.next, t.notes)
 }
 
-fn records(numbers: std::ops::Range<u64>) -> Vec<Record> {
+fn records(numbers: std::ops::Range<u64>) -> Vec<Written> {
     let body = |seq| Body::Log(Log { level: "info".into(), target: "test".into(), text: format!("line {seq}") });
-    numbers
+    let records: Vec<_> = numbers
         .map(|seq| Record {
             registration: registration().sha256,
             run: RUN,
@@ -97,7 +97,8 @@ fn records(numbers: std::ops::Range<u64>) -> Vec<Record> {
             generation: Generation(1),
             body: body(seq),
         })
-        .collect()
+        .collect();
+    Written::all(&records).unwrap()
 }
 
 /// Everything that a store holds, as text. Without the rows of a lease and the numbers of the trail, which depend on how

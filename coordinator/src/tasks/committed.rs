@@ -3,7 +3,13 @@
 //! The driver may read everything from the store, and does after a restart; what comes in while it lives it is told here,
 //! so that a gigabyte of logs is not read back for the few records that change a run.
 
-use crate::core::run::Observed;
+use drums_common::ids::{HostId, RunId};
+
+use super::driver::PAGE;
+use crate::{
+    core::run::Observed,
+    store::{EvidenceRow, Store, StoreError},
+};
 
 /// A host's evidence of one run. Only records that change a run are kept, until the driver takes them.
 #[derive(Debug, Default)]
@@ -51,6 +57,27 @@ impl Committed {
         }
         Some(told)
     }
+}
+
+/// What the driver steps a run by: records that change nothing but how far a host's evidence goes count as one.
+pub(super) fn of_host(host: &HostId, told: Vec<(u64, Observed, bool)>) -> Vec<(HostId, u64, Observed, bool)> {
+    let last = told.last().map(|(seq, ..)| *seq);
+    told.into_iter()
+        .filter(|(seq, body, _)| !matches!(body, Observed::Other) || Some(*seq) == last)
+        .map(|(seq, body, late)| (host.clone(), seq, body, late))
+        .collect()
+}
+
+pub(super) type Read = (HostId, u64, Result<Vec<EvidenceRow>, StoreError>);
+
+pub(super) fn read_evidence(s: &mut dyn Store, run: RunId, hosts: Vec<(HostId, u64)>) -> Vec<Read> {
+    hosts
+        .into_iter()
+        .map(|(host, after)| {
+            let rows = s.evidence(run, &host, after, PAGE);
+            (host, after, rows)
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{
     Control,
-    committed::Committed,
+    committed::{Committed, of_host, read_evidence},
     questions::Analyst,
     requests::{NewRun, Request},
     upgrades,
@@ -34,17 +34,17 @@ use crate::{
     core::{
         desired::{self, RunOfHost},
         placement::{self, Candidate},
-        run::{Denied, Event, Observed, RunState},
+        run::{Denied, Event, HostRun, Observed, RunState},
     },
     net::ports::Order,
-    store::{AuditRow, EvidenceRow, RunRow, Store, StoreError, Who},
+    store::{AuditRow, RunRow, Store, StoreError, Who},
 };
 
 /// Leases, deadlines and unwinding are looked at this often, whatever else happens.
 const TICK: Duration = Duration::from_millis(500);
 /// After a look the driver rests this many times as long as the look took, at most a tick: a thousand hosts that report
-/// one after the other are looked at together, and looking takes a quarter of a CPU at most.
-const REST: u32 = 3;
+/// one after the other are looked at together, and looking takes a tenth of a CPU at most.
+const REST: u32 = 9;
 /// Records read from the store in one go.
 pub(super) const PAGE: u32 = 1_000;
 /// Between attempts to read evidence that the store did not give.
@@ -169,6 +169,7 @@ impl Driver {
         let hosts = acked.into_iter().map(|(through, host)| (host, Committed::through(through))).collect();
         self.control.committed().insert(run, hosts);
         self.runs.push(Active::new(row, registration));
+        self.control.orders_due();
         Ok(())
     }
 
@@ -340,8 +341,9 @@ impl Driver {
         self.count_leases().await;
         self.watch_progress().await;
         self.start_runs().await;
-        let ids: Vec<RunId> = self.runs.iter().map(|r| r.row.state.id).collect();
-        for id in ids {
+        let now = self.control.now();
+        let due: Vec<RunId> = self.runs.iter().map(|r| &r.row.state).filter(|s| s.due(now)).map(|s| s.id).collect();
+        for id in due {
             let _ = self.event(id, &Event::Tick).await;
         }
         self.ask_analysis();
@@ -350,7 +352,9 @@ impl Driver {
         self.complaints.retain(|(run, _), _| runs.iter().any(|r| r.row.state.id == *run));
         let here: HashSet<RunId> = runs.iter().map(|r| r.row.state.id).collect();
         self.control.committed().retain(|run, _| here.contains(run));
-        self.send_orders();
+        if self.control.orders_are_due() {
+            self.send_orders();
+        }
         self.control.looks.send_modify(|n| *n += 1);
         more
     }
@@ -376,17 +380,22 @@ impl Driver {
         if state == active.row.state && notes.is_empty() {
             return Ok(false);
         }
-        let (saved, expected, written) = (state.clone(), active.row.generation, notes.clone());
-        let stored =
-            self.control.store.call(move |s| s.save_run(&saved, expected, &written, now, asked.as_ref())).await;
+        let expected = active.row.generation;
+        // A state of a thousand hosts is lent to the store's thread rather than copied.
+        let save = move |s: &mut dyn Store| {
+            s.save_run(&state, expected, &notes, now, asked.as_ref())?;
+            Ok((state, notes))
+        };
+        let stored = self.control.store.call(save).await;
         match stored {
-            Ok(()) => {
+            Ok((state, notes)) => {
                 for n in &notes {
                     let host = n.host.as_ref().map(tracing::field::display);
                     tracing::info!(run = %run, host, kind = n.kind, "{}", n.text);
                 }
                 active.row.state = state;
                 active.row.generation += 1;
+                self.control.orders_due();
                 self.control.changed();
                 Ok(true)
             }
@@ -407,6 +416,7 @@ impl Driver {
         let active = self.runs.iter_mut().find(|r| r.row.state.id == run);
         if let (Ok(Some(row)), Some(active)) = (stored, active) {
             active.row = row;
+            self.control.orders_due();
             self.control.changed();
         }
     }
@@ -633,19 +643,24 @@ impl Driver {
     }
 
     fn order(&self, host: &HostId, generation: Generation) -> Order {
-        let runs = self.runs.iter().filter(|r| r.row.state.host(host).is_some());
-        self.order_of(host, generation, &runs.collect::<Vec<_>>())
+        let parts = self.runs.iter().filter_map(|r| Some((r, r.row.state.host(host)?)));
+        self.order_of(host, generation, &parts.collect::<Vec<_>>())
     }
 
-    /// Runs, or, when there are none, the build that the host is to run.
-    fn order_of(&self, host: &HostId, generation: Generation, runs: &[&Active]) -> Order {
+    /// From all parts that a host has in runs; or, when it has none, the build that it is to run.
+    fn order_of(&self, host: &HostId, generation: Generation, parts: &[(&Active, &HostRun)]) -> Order {
         let committed = self.control.committed();
-        let acked = |run: RunId| committed.get(&run).and_then(|hosts| hosts.get(host)).map_or(0, |c| c.through);
-        let runs: Vec<RunOfHost<'_>> = runs
+        let acked = |run: RunId, host| committed.get(&run).and_then(|hosts| hosts.get(host)).map_or(0, |c| c.through);
+        let runs: Vec<RunOfHost<'_>> = parts
             .iter()
-            .map(|r| RunOfHost { state: &r.row.state, registration: &r.registration, acked_seq: acked(r.row.state.id) })
+            .map(|(run, part)| RunOfHost {
+                state: &run.row.state,
+                part,
+                registration: &run.registration,
+                acked_seq: acked(run.row.state.id, &part.host),
+            })
             .collect();
-        let desired = desired::desired(host, generation, &runs, self.control.now());
+        let desired = desired::desired(generation, &runs, self.control.now());
         match self.control.upgrades().get(host) {
             Some(upgrade) if desired.runs.is_empty() => Order::Upgrade(upgrade.clone()),
             _ => Order::Desired(desired),
@@ -653,16 +668,16 @@ impl Driver {
     }
 
     fn send_orders(&self) {
-        let mut runs_of: HashMap<&HostId, Vec<&Active>> = HashMap::new();
+        let mut parts_of: HashMap<&HostId, Vec<(&Active, &HostRun)>> = HashMap::new();
         for run in &self.runs {
-            for h in &run.row.state.hosts {
-                runs_of.entry(&h.host).or_default().push(run);
+            for part in &run.row.state.hosts {
+                parts_of.entry(&part.host).or_default().push((run, part));
             }
         }
         let hosts: Vec<HostId> = self.control.links().keys().cloned().collect();
         for host in hosts {
             let generation = self.control.leases().get(&host).map(|l| l.generation).unwrap_or_default();
-            let new = self.order_of(&host, generation, runs_of.get(&host).map_or(&[], Vec::as_slice));
+            let new = self.order_of(&host, generation, parts_of.get(&host).map_or(&[], Vec::as_slice));
             let mut links = self.control.links();
             let Some(link) = links.get(&host) else { continue };
             if link.is_closed() {
@@ -683,25 +698,4 @@ impl Driver {
             });
         }
     }
-}
-
-/// What the driver steps a run by: records that change nothing but how far a host's evidence goes count as one.
-fn of_host(host: &HostId, told: Vec<(u64, Observed, bool)>) -> Vec<(HostId, u64, Observed, bool)> {
-    let last = told.last().map(|(seq, ..)| *seq);
-    told.into_iter()
-        .filter(|(seq, body, _)| !matches!(body, Observed::Other) || Some(*seq) == last)
-        .map(|(seq, body, late)| (host.clone(), seq, body, late))
-        .collect()
-}
-
-type Read = (HostId, u64, Result<Vec<EvidenceRow>, StoreError>);
-
-fn read_evidence(s: &mut dyn Store, run: RunId, hosts: Vec<(HostId, u64)>) -> Vec<Read> {
-    hosts
-        .into_iter()
-        .map(|(host, after)| {
-            let rows = s.evidence(run, &host, after, PAGE);
-            (host, after, rows)
-        })
-        .collect()
 }

@@ -21,7 +21,10 @@ mod uploads;
 use std::{
     collections::{HashMap, HashSet},
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
 };
 
 use drums_common::{
@@ -72,6 +75,9 @@ pub struct Control {
     uploading: Option<Uploading>,
     requests: mpsc::Sender<requests::Request>,
     wake: Notify,
+    /// A run, or the build of a host, is not what it was when orders were sent last. They follow from nothing else: a host
+    /// that connects gets its own with the answer, and clocks in orders need not be news.
+    orders_due: AtomicBool,
     /// How often the driver has looked at everything.
     looks: watch::Sender<u64>,
     /// Grows with every stored change of a run, for those who wait for one.
@@ -121,6 +127,7 @@ impl Control {
             uploading,
             requests,
             wake: Notify::new(),
+            orders_due: AtomicBool::new(false),
             looks: watch::Sender::new(0),
             changes: watch::Sender::new(0),
             up_since: clock.now(),
@@ -144,6 +151,15 @@ impl Control {
 
     fn changed(&self) {
         self.changes.send_modify(|n| *n += 1);
+    }
+
+    /// The next look sends orders.
+    fn orders_due(&self) {
+        self.orders_due.store(true, SeqCst);
+    }
+
+    fn orders_are_due(&self) -> bool {
+        self.orders_due.swap(false, SeqCst)
     }
 
     fn leases(&self) -> MutexGuard<'_, HostLeases> {

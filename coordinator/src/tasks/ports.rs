@@ -17,7 +17,7 @@ use crate::{
     artifacts::{ArtifactError, Content},
     core::run::Observed,
     net::ports::{Accepted, Order, Peer, Ports, Redemption, TokenRefusal, TokenStore},
-    store::{AuditRow, CertificateRow, HelloRow, HostRow, StoreError, Who},
+    store::{AuditRow, CertificateRow, HelloRow, HostRow, StoreError, Stored, Who, Written},
 };
 
 fn store_failure(e: &StoreError) -> Failure {
@@ -149,17 +149,21 @@ impl Ports for Control {
         let member = self.committed().get(&run).is_some_and(|hosts| hosts.contains_key(&host));
         let observed: Vec<_> =
             batch.records.iter().map(|r| (r.seq, Observed::from(&r.body), r.generation < current)).collect();
+        let written = match Written::all(&batch.records) {
+            Ok(written) => written,
+            Err(e) => return Err(self.evidence_refused(peer, run, &e).await),
+        };
+        drop(batch);
         let stored = self
             .store
             .call(move |s| {
                 if !member && s.run(run)?.is_none_or(|r| r.state.host(&host).is_none()) {
                     return Err(StoreError::Missing { what: "run of this host", id: run.to_string() });
                 }
-                let before = s.acked(run, &host)?;
-                Ok((before, s.commit_evidence(run, &host, current, &batch.records, now)?))
+                s.commit_evidence(run, &host, current, &written, now)
             })
             .await;
-        let (before, through) = match stored {
+        let Stored { before, through } = match stored {
             Ok(stored) => stored,
             Err(e) => return Err(self.evidence_refused(peer, run, &e).await),
         };

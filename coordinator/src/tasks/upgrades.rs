@@ -75,6 +75,7 @@ impl Control {
             Some(upgrade) => self.upgrades().insert(host.clone(), upgrade),
             None => self.upgrades().remove(host),
         };
+        self.orders_due();
         self.wake.notify_one();
         self.changed();
         Ok(())

@@ -20,7 +20,6 @@ use std::time::Duration;
 use drums_common::{
     clock::Micros,
     digest::Sha256,
-    evidence::Record,
     experiment::Registration,
     ids::{ExperimentId, Generation, HostId, InstallationId, RunId},
     machine::HostFacts,
@@ -32,7 +31,7 @@ pub use self::lease::Taken;
 use self::link::Link;
 use super::{
     AuditEntry, AuditQuery, AuditRow, CertificateRow, EventRow, EvidenceRow, HelloRow, HostRow, Ownership, PersonRow,
-    Registered, RunRow, Store, StoreError, WorkloadRow, migrations,
+    Registered, RunRow, Store, StoreError, Stored, WorkloadRow, Written, migrations,
 };
 use crate::{
     config::PostgresConfig,
@@ -335,9 +334,9 @@ impl Store for PostgresStore {
         run: RunId,
         host: &HostId,
         current: Generation,
-        records: &[Record],
+        records: &[Written],
         now: Micros,
-    ) -> Result<u64, StoreError> {
+    ) -> Result<Stored, StoreError> {
         runs::commit_evidence(self, run, host, current, records, now)
     }
     fn acked(&mut self, run: RunId, host: &HostId) -> Result<u64, StoreError> {

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use drums_common::{
     clock::Micros,
-    evidence::Record,
     ids::{ExperimentId, Generation, HostId, RunId},
 };
 use tokio_postgres::Row;
@@ -15,7 +14,7 @@ use crate::{
     store::{
         AuditRow, EventRow, EvidenceRow, RunRow, StoreError,
         audit::plain,
-        evidence::{Fresh, fresh, repeated},
+        evidence::{Stored, Written, fresh, repeated},
         shared::{generation, json, read, read_json},
     },
 };
@@ -129,24 +128,24 @@ pub(super) fn commit_evidence(
     run: RunId,
     host: &HostId,
     current: Generation,
-    records: &[Record],
+    records: &[Written],
     now: Micros,
-) -> Result<u64, StoreError> {
+) -> Result<Stored, StoreError> {
     let (id, name) = (run.to_string(), host.as_str());
     let mut t = s.write("commit evidence")?;
-    let through = through(&t.query(ACKED, &[&id, &name])?);
+    let before = through(&t.query(ACKED, &[&id, &name])?);
     let mut stored = BTreeMap::new();
-    if let Some((first, last)) = repeated(records, through) {
+    if let Some((first, last)) = repeated(records, before) {
         let sql = "SELECT seq, record FROM evidence WHERE run = $1 AND host = $2 AND seq BETWEEN $3 AND $4";
         let rows = t.query(sql, &[&id, &name, &first.cast_signed(), &last.cast_signed()])?;
         stored.extend(rows.iter().map(|r| (r.get::<_, i64>(0).cast_unsigned(), r.get::<_, String>(1))));
     }
-    let new = fresh(host, current, records, through, &stored)?;
-    let Some(last) = new.last().map(|n| n.seq) else { return Ok(through) };
+    let new = fresh(host, current, records, before, &stored)?;
+    let Some(through) = new.last().map(|n| n.seq) else { return Ok(Stored { before, through: before }) };
     // The batch travels as three columns: one statement however many records.
     let seqs: Vec<i64> = new.iter().map(|n| n.seq.cast_signed()).collect();
     let late: Vec<bool> = new.iter().map(|n| n.late).collect();
-    let texts: Vec<String> = new.into_iter().map(|Fresh { text, .. }| text).collect();
+    let texts: Vec<&str> = new.iter().map(|n| n.text).collect();
     t.execute(
         "INSERT INTO evidence (run, host, seq, received_us, late, record) \
          SELECT $1, $2, seq, $3, late, record \
@@ -154,7 +153,7 @@ pub(super) fn commit_evidence(
         &[&id, &name, &now.0, &seqs, &late, &texts],
     )?;
     t.commit()?;
-    Ok(last)
+    Ok(Stored { before, through })
 }
 
 pub(super) fn acked(s: &mut PostgresStore, run: RunId, host: &HostId) -> Result<u64, StoreError> {

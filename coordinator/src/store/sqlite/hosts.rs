@@ -114,26 +114,31 @@ pub(super) fn welcomed(
     let e = sql("record that a host connected");
     let facts = json("host's facts", &hello.facts)?;
     let t = s.write("record that a host connected")?;
-    t.execute(
-        "UPDATE host SET installation = ?2, facts = ?3, agent_version = ?4, agent_sha256 = ?5, welcomed_us = ?6 WHERE name = ?1",
-        params![
-            host.as_str(),
-            hello.installation.to_string(),
-            facts,
-            hello.agent_version,
-            hello.agent_sha256.to_string(),
-            audit.at.0
-        ],
-    )
-    .map_err(&e)?;
-    t.execute(
+    let generation = t
+        .prepare_cached(
+            "UPDATE host SET installation = ?2, facts = ?3, agent_version = ?4, agent_sha256 = ?5, welcomed_us = ?6 \
+             WHERE name = ?1 RETURNING generation",
+        )
+        .map_err(&e)?
+        .query_row(
+            params![
+                host.as_str(),
+                hello.installation.to_string(),
+                facts,
+                hello.agent_version,
+                hello.agent_sha256.to_string(),
+                audit.at.0
+            ],
+            |r| r.get(0),
+        )
+        .map_err(&e)?;
+    t.prepare_cached(
         "UPDATE certificate SET revoked_us = ?3 WHERE host = ?1 AND revoked_us IS NULL \
          AND issued_us < (SELECT issued_us FROM certificate WHERE sha256 = ?2)",
-        params![host.as_str(), hello.certificate.to_string(), audit.at.0],
     )
+    .map_err(&e)?
+    .execute(params![host.as_str(), hello.certificate.to_string(), audit.at.0])
     .map_err(&e)?;
-    let generation =
-        t.query_row("SELECT generation FROM host WHERE name = ?1", [host.as_str()], |r| r.get(0)).map_err(&e)?;
     audit::add(&t, audit)?;
     t.commit().map_err(&e)?;
     Ok(Generation(generation))
@@ -274,14 +279,14 @@ pub(super) fn add_certificate(s: &mut SqliteStore, row: &CertificateRow, audit: 
 }
 
 pub(super) fn certificate(c: &Connection, sha256: Sha256) -> Result<Option<CertificateRow>, StoreError> {
-    let raw: Option<(String, String, i64, Option<i64>)> = c
-        .query_row(
-            "SELECT host, installation, expires_us, revoked_us FROM certificate WHERE sha256 = ?1",
-            [sha256.to_string()],
-            |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?)),
-        )
+    let e = sql("read a certificate");
+    let mut statement = c
+        .prepare_cached("SELECT host, installation, expires_us, revoked_us FROM certificate WHERE sha256 = ?1")
+        .map_err(&e)?;
+    let raw: Option<(String, String, i64, Option<i64>)> = statement
+        .query_row([sha256.to_string()], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?)))
         .optional()
-        .map_err(sql("read a certificate"))?;
+        .map_err(&e)?;
     let Some((host, installation, expires, revoked)) = raw else { return Ok(None) };
     Ok(Some(CertificateRow {
         sha256,

@@ -14,7 +14,6 @@ use std::{
 use drums_common::{
     clock::Micros,
     digest::Sha256,
-    evidence::Record,
     experiment::Registration,
     ids::{ExperimentId, Generation, HostId, InstallationId, RunId},
     machine::HostFacts,
@@ -24,12 +23,15 @@ use rusqlite::{Connection, OptionalExtension as _, Savepoint, TransactionBehavio
 
 use super::{
     AuditEntry, AuditQuery, AuditRow, CertificateRow, EventRow, EvidenceRow, HelloRow, HostRow, Ownership, PersonRow,
-    Registered, RunRow, Store, StoreError, WorkloadRow, migrations,
+    Registered, RunRow, Store, StoreError, Stored, WorkloadRow, Written, migrations,
 };
 use crate::{
     core::run::{Note, RunState},
     net::ports::{Redemption, TokenRefusal},
 };
+
+/// Statements that are kept: more than there are.
+const PREPARED: usize = 64;
 
 pub struct SqliteStore {
     connection: Connection,
@@ -55,6 +57,7 @@ impl SqliteStore {
         // Evidence is acknowledged after commit: a commit that a power cut undoes would lose it.
         connection.pragma_update(None, "synchronous", "FULL").map_err(&fail)?;
         connection.pragma_update(None, "foreign_keys", "ON").map_err(&fail)?;
+        connection.set_prepared_statement_cache_capacity(PREPARED);
         migrate(&mut connection, path)?;
         Ok(Self { connection })
     }
@@ -259,9 +262,9 @@ impl Store for SqliteStore {
         run: RunId,
         host: &HostId,
         current: Generation,
-        records: &[Record],
+        records: &[Written],
         now: Micros,
-    ) -> Result<u64, StoreError> {
+    ) -> Result<Stored, StoreError> {
         runs::commit_evidence(self, run, host, current, records, now)
     }
     fn acked(&mut self, run: RunId, host: &HostId) -> Result<u64, StoreError> {

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use drums_common::{
     clock::Micros,
-    evidence::Record,
     ids::{ExperimentId, Generation, HostId, RunId},
 };
 use rusqlite::{Connection, OptionalExtension as _, params};
@@ -15,7 +14,7 @@ use crate::{
     store::{
         AuditRow, EventRow, EvidenceRow, RunRow, StoreError,
         audit::plain,
-        evidence::{fresh, repeated},
+        evidence::{Stored, Written, fresh, repeated},
         shared::{json, read, read_json},
     },
 };
@@ -150,17 +149,17 @@ pub(super) fn commit_evidence(
     run: RunId,
     host: &HostId,
     current: Generation,
-    records: &[Record],
+    records: &[Written],
     now: Micros,
-) -> Result<u64, StoreError> {
+) -> Result<Stored, StoreError> {
     let e = sql("commit evidence");
     let t = s.write("commit evidence")?;
-    let through = acked(&t, run, host)?;
-    let stored = match repeated(records, through) {
+    let before = acked(&t, run, host)?;
+    let stored = match repeated(records, before) {
         Some(range) => stored(&t, run, host, range)?,
         None => BTreeMap::new(),
     };
-    let new = fresh(host, current, records, through, &stored)?;
+    let new = fresh(host, current, records, before, &stored)?;
     {
         let mut insert = t
             .prepare_cached(
@@ -174,7 +173,7 @@ pub(super) fn commit_evidence(
         }
     }
     t.commit().map_err(&e)?;
-    Ok(new.last().map_or(through, |n| n.seq))
+    Ok(Stored { before, through: new.last().map_or(before, |n| n.seq) })
 }
 
 fn stored(
@@ -194,13 +193,10 @@ fn stored(
 
 pub(super) fn acked(c: &Connection, run: RunId, host: &HostId) -> Result<u64, StoreError> {
     // Numbers have no gaps, so the highest is the last of all that are stored.
-    let seq: i64 = c
-        .query_row(
-            "SELECT coalesce(max(seq), 0) FROM evidence WHERE run = ?1 AND host = ?2",
-            [run.to_string(), host.to_string()],
-            |r| r.get(0),
-        )
-        .map_err(sql("read how far the evidence goes"))?;
+    let e = sql("read how far the evidence goes");
+    let mut statement =
+        c.prepare_cached("SELECT coalesce(max(seq), 0) FROM evidence WHERE run = ?1 AND host = ?2").map_err(&e)?;
+    let seq: i64 = statement.query_row(params![run.to_string(), host.as_str()], |r| r.get(0)).map_err(&e)?;
     Ok(seq.cast_unsigned())
 }
 

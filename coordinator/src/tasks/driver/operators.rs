@@ -72,6 +72,7 @@ impl Driver {
         let hosts = t.next.hosts.iter().map(|h| (h.host.clone(), Committed::default())).collect();
         self.control.committed().insert(t.next.id, hosts);
         self.runs.push(Active::new(row, registration));
+        self.control.orders_due();
         self.control.changed();
         Ok(t.next)
     }
