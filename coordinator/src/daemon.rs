@@ -231,6 +231,7 @@ async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
         pki: pki.clone(),
     });
     api::register_first(&context).await?;
+    let rotations = tokio::spawn(api::audit_rotations(context.clone(), down.clone()));
     let router = api::router(context);
     let https = api::serve_https(config.api, &pki, router.clone(), down.clone()).await?.0;
     let unix = api::serve_unix(&home.socket(), router, down.clone())?;
@@ -256,6 +257,7 @@ async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
         ("the enrolment endpoint", enrolment),
         ("the API over HTTPS", https),
         ("the API over the unix socket", unix),
+        ("the trail of rotations", rotations),
     ];
     parts.extend(lease.as_ref().map(|l| ("the lease", l.watch(down))));
     // Cancel-safe: a signal stays pending, and a finished part stays finished.

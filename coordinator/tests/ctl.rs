@@ -5,10 +5,14 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Command, Output, Stdio},
+    time::Instant,
 };
 
 use drums_common::{clock::Micros, digest::Sha256};
-use drums_coordinator::store::{AuditRow, SqliteStore, Store as _, Who, WorkloadRow};
+use drums_coordinator::{
+    pki::Pki,
+    store::{AuditRow, SqliteStore, Store as _, Who, WorkloadRow},
+};
 
 fn drumsctl(home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_drumsctl"));
@@ -109,6 +113,43 @@ fn a_backup_is_whole_outside_of_the_home_or_absent() {
     refused(&to(&dir.path().join("another.tar.zst")), &sha256.to_string());
     let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names.len(), 2, "{names:?}");
+}
+
+#[test]
+fn a_server_key_that_is_rotated_is_whole_whenever_it_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    refused(&drumsctl(&home, &["access", "rotate-server"]).output().unwrap(), "drumsctl init");
+    made(&home);
+    refused(&drumsctl(&home, &["--api", "https://c:7443", "access", "rotate-server"]).output().unwrap(), "--home");
+    let shown = || Pki::open(&home.join("pki")).unwrap().shown().certificate().sha256.to_string();
+    let first = shown();
+    let began = Instant::now();
+    let output = drumsctl(&home, &["access", "rotate-server"]).output().unwrap();
+    let took = began.elapsed();
+    assert!(output.status.success(), "{}", said(&output));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains(&shown()) && said(&output).contains(&first), "{text}{}", said(&output));
+    let mut killed = 0;
+    for nth in 1..=24 {
+        let after = took * nth / 20;
+        let mut command = Command::new("timeout");
+        command.args(["-s", "KILL", &after.as_secs_f64().to_string(), env!("CARGO_BIN_EXE_drumsctl"), "--home"]);
+        let output = command.arg(&home).args(["access", "rotate-server"]).output().unwrap();
+        killed += usize::from(!output.status.success());
+        // Opening checks that each key is its certificate's.
+        shown();
+    }
+    assert!(killed > 0, "none was killed; an undisturbed one took {took:?}");
+    assert!(drumsctl(&home, &["access", "rotate-server"]).output().unwrap().status.success());
+    // A backup takes it along.
+    let file = dir.path().join("backup.tar.zst");
+    assert!(drumsctl(&home, &["backup"]).arg(&file).output().unwrap().status.success());
+    let restored = dir.path().join("restored");
+    fs::create_dir(&restored).unwrap();
+    let tar = Command::new("tar").arg("--zstd").arg("-xpf").arg(&file).arg("-C").arg(&restored).status().unwrap();
+    assert!(tar.success());
+    assert_eq!(Pki::open(&restored.join("pki")).unwrap().shown().certificate().sha256.to_string(), shown());
 }
 
 #[test]

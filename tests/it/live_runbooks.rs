@@ -92,6 +92,7 @@ fn live_the_runbook_for_access_works_as_written() {
     let check = || -> Result<()> {
         let mut fleet = TestFleet::start_coordinator(&[])?;
         execute(&mut fleet, "", &commands("give-access.md")?)?;
+        execute(&mut fleet, "", &commands("rotate-the-server-key.md")?)?;
         let people = fleet.ctl_json(&["access", "list", "--json"])?;
         let valid = |p: &&serde_json::Value| p["name"] == "ada" && p["revoked"].is_null();
         let people = people["people"].as_array().context("no list of people")?;

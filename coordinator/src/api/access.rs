@@ -14,13 +14,14 @@ use drums_common::{
     failure::{Failure, FailureClass},
     telemetry::chain,
 };
+use tokio::sync::watch;
 
 use super::{
     ApiError, Body, Caller, Context, Operator, Shared,
     views::{AccessView, AddAccess, IssuedView, PersonView, RevokeAccess, RevokedView, utc},
 };
 use crate::{
-    pki::{Role, SigningRequest},
+    pki::{Role, ServerCertificate, SigningRequest},
     store::{PersonRow, Who},
 };
 
@@ -168,6 +169,25 @@ pub async fn register_first(context: &Arc<Context>) -> Result<(), crate::store::
         .call(move |s| if s.person(certificate)?.is_some() { Ok(0) } else { s.add_person(&row, false, &audit) })
         .await
         .map(|_| ())
+}
+
+/// Writes down each server certificate that comes into use. Rotations are made in the home's files, which may be while no
+/// coordinator has the store; here it is known that one counts.
+pub async fn audit_rotations(context: Arc<Context>, mut down: watch::Receiver<bool>) {
+    let mut shown = context.pki.shown().changes();
+    loop {
+        // Cancel-safe: a change stays one until it is seen.
+        tokio::select! {
+            Ok(()) = shown.changed() => {}
+            _ = down.wait_for(|d| *d) => return,
+        }
+        let ServerCertificate { sha256, expires } = *shown.borrow_and_update();
+        let row = context.control.audit_row(&Who::coordinator(), "access-rotate-server");
+        let row = row.detail(&format!("certificate {} until {}", sha256.short(), utc(expires)));
+        if let Err(e) = context.control.store.call(move |s| s.add_audit(&row)).await {
+            tracing::error!(error = chain(&e), "the audit trail was not written");
+        }
+    }
 }
 
 #[cfg(test)]

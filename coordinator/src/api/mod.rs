@@ -39,7 +39,7 @@ use drums_common::{
 };
 use serde::{Deserialize, Serialize};
 
-pub use access::register_first;
+pub use access::{audit_rotations, register_first};
 pub use serve::{ServeError, Served, serve_https, serve_unix};
 
 use crate::{

@@ -24,7 +24,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use super::Caller;
-use crate::pki::{Pki, PkiError, Role, Subject, subject_of};
+use crate::pki::{Pki, Role, Subject, subject_of};
 
 /// Connections at once on each listener; an operator's tool needs one.
 const MAX_CONNECTIONS: usize = 128;
@@ -39,9 +39,7 @@ pub enum ServeError {
     Unix { path: PathBuf, source: io::Error },
     #[error("cannot listen on {address} (TCP); is another coordinator running?")]
     Tcp { address: SocketAddr, source: io::Error },
-    #[error("cannot use the server's certificate")]
-    Pki(#[from] PkiError),
-    #[error("cannot use the server's certificate for TLS")]
+    #[error("cannot set up TLS")]
     Tls(#[source] rustls::Error),
     #[error("cannot check operators' certificates")]
     Verifier(#[source] rustls::server::VerifierBuilderError),
@@ -133,13 +131,11 @@ fn tls(pki: &Pki) -> Result<TlsAcceptor, ServeError> {
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
         .build()
         .map_err(ServeError::Verifier)?;
-    let credentials = pki.server()?;
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(ServeError::Tls)?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(credentials.chain, credentials.key)
-        .map_err(ServeError::Tls)?;
+        .with_cert_resolver(pki.shown());
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     // As on the agents' endpoint: a resumed session would skip the check that the certificate has not expired.
     config.session_storage = Arc::new(NoServerSessionStorage {});

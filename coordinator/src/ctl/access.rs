@@ -1,16 +1,19 @@
-//! People and their certificates.
+//! People and their certificates, and the server's own.
 
 use std::{io::Write as _, path::PathBuf, process::ExitCode};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use clap::{Args, Subcommand};
-use drums_common::{note, say};
+use drums_common::{clock::Clock as _, note, say, telemetry::chain};
 use rcgen::{CertificateParams, KeyPair};
+use serde_json::json;
 
 use super::{Client, CtlError, Global, output, place};
 use crate::{
-    api::views::{AccessView, AddAccess, IssuedView, RevokeAccess, RevokedView},
-    pki::Role,
+    api::views::{AccessView, AddAccess, IssuedView, RevokeAccess, RevokedView, utc},
+    clock::SystemClock,
+    config::Home,
+    pki::{self, Pki, Role, ServerCertificate},
 };
 
 #[derive(Debug, Subcommand)]
@@ -29,6 +32,9 @@ pub enum AccessCommand {
         /// A name, or a certificate's SHA-256.
         who: String,
     },
+    /// Give the coordinator of the home on this machine a new server key and certificate, also while it runs.
+    #[command(after_help = "Example: drumsctl --home /var/lib/drums access rotate-server")]
+    RotateServer,
 }
 
 #[derive(Debug, Args)]
@@ -50,6 +56,7 @@ pub(super) async fn access(global: &Global, c: AccessCommand) -> Result<ExitCode
     let client = Client::new(global);
     match c {
         AccessCommand::Add(add) => return self::add(global, &client, add).await,
+        AccessCommand::RotateServer => return rotate_server(global),
         AccessCommand::List => {
             let view: AccessView = client.get("/access").await?;
             if global.json {
@@ -121,6 +128,46 @@ async fn add(global: &Global, client: &Client, add: Add) -> Result<ExitCode, Ctl
         note!("it is in {}; hand the folder over, and keep no copy of operator.key", add.out.display());
         if issued.replaced > 0 {
             note!("{} earlier certificate(s) of {} are revoked", issued.replaced, add.name);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// On the home's files, as `init`: a coordinator that is down or stands by can be given a key like one that serves.
+fn rotate_server(global: &Global) -> Result<ExitCode, CtlError> {
+    if global.api.is_some() {
+        let message = "a server's key is made in its home, not over the network";
+        return Err(CtlError::bad(
+            message,
+            "on the coordinator's machine, without --api or DRUMS_API: give its --home",
+        ));
+    }
+    let home = Home::new(&global.home);
+    if !Pki::is_there(&home.pki()) {
+        let message = format!("{} is no coordinator's home: it has no keys in pki", home.dir().display());
+        return Err(CtlError::bad(message, "is --home right? drumsctl init makes a home"));
+    }
+    let rotated = pki::rotate_server(&home.pki(), SystemClock.now()).map_err(|e| {
+        let attempt = format!("making another server key for {}", home.dir().display());
+        CtlError::failed(attempt, e, "the server's key is what it was; lost and damaged files come from a backup")
+    })?;
+    let view = |c: &ServerCertificate| json!({ "certificate": c.sha256, "expires": utc(c.expires) });
+    let until = |c: &ServerCertificate| output::time(&utc(c.expires));
+    if global.json {
+        let mut all = view(&rotated.made);
+        all["file"] = json!(rotated.path);
+        all["before"] = rotated.before.as_ref().map_or(serde_json::Value::Null, view);
+        output::json(&all)?;
+    } else {
+        say!("the server has certificate {} until {}", rotated.made.sha256, until(&rotated.made))?;
+        note!("its key is in {}; a coordinator that runs shows it from the next connection on", rotated.path.display());
+        match &rotated.before {
+            Ok(before) => note!(
+                "certificate {} is not shown any more; whoever has its key can pass for this server until {}",
+                before.sha256,
+                until(before)
+            ),
+            Err(e) => note!("the one before could not be used: {}", chain(e)),
         }
     }
     Ok(ExitCode::SUCCESS)

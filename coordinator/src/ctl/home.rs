@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::{Client, CtlError, Global, output, place, server};
 use crate::{
-    api::views::{FleetView, StatusView},
+    api::views::{FleetView, StatusView, utc},
     clock::SystemClock,
     config::{Home, PostgresConfig, RawConfig},
     disk,
@@ -267,7 +267,12 @@ pub(super) async fn doctor(global: &Global, _: Doctor) -> Result<ExitCode, CtlEr
             Err(e) => Err(e.to_string()),
         };
         check("home", folder, "drumsctl init makes a home and protects it");
-        let pki = Pki::open(&home.pki()).map(|p| format!("CA {}", p.fingerprint().short())).map_err(|e| chain(&e));
+        let identity = |p: Pki| {
+            let server = p.shown().certificate();
+            let until = output::time(&utc(server.expires));
+            format!("CA {}, server's certificate {} until {until}", p.fingerprint().short(), server.sha256.short())
+        };
+        let pki = Pki::open(&home.pki()).map(identity).map_err(|e| chain(&e));
         check("identity", pki, "drumsctl init makes it; a damaged one comes from a backup");
         let config = RawConfig::read(&home.config())
             .and_then(|c| c.unwrap_or_default().validate())
@@ -387,7 +392,10 @@ pub(super) fn backup(global: &Global, c: &Backup) -> Result<ExitCode, CtlError> 
         if server.is_none() {
             tar.append_path_with_name(&copy, "store.sqlite").map_err(fail)?;
         }
+        // With a server key of one moment: a rotation waits.
+        let still = Pki::hold(&home.pki()).map_err(|e| CtlError::failed(attempt(), e, "is it a whole home?"))?;
         tar.append_dir_all("pki", home.pki()).map_err(fail)?;
+        drop(still);
         if home.config().exists() {
             tar.append_path_with_name(home.config(), "coordinator.toml").map_err(fail)?;
         }

@@ -1,7 +1,7 @@
 //! `drumsctl`: the operator's words.
 //!
-//! Speaks the API over the home's unix socket or over HTTPS, never the database (`init` and `backup` excepted: they make
-//! and copy a home). Each command says on an error what was attempted, why it failed and what to do next; exit codes are
+//! Speaks the API over the home's unix socket or over HTTPS, never the home's files (`init`, `doctor`, `backup` and `access
+//! rotate-server` excepted: they make, look at and copy a home, and give it a key). Each command says on an error what was attempted, why it failed and what to do next; exit codes are
 //! for scripts.
 
 mod access;
@@ -86,7 +86,7 @@ pub enum Command {
     /// Hosts: add, list, release.
     #[command(subcommand, after_help = "Example: drumsctl host add h1 --address 10.0.0.5 > h1.token")]
     Host(fleet::HostCommand),
-    /// People who may ask over HTTPS: add, list, revoke certificates.
+    /// People who may ask over HTTPS: add, list, revoke certificates; rotate the server's own.
     #[command(subcommand, after_help = "Example: drumsctl access add ada --role viewer --out ada")]
     Access(access::AccessCommand),
     /// Workloads: add, list.

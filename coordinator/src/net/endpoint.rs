@@ -49,11 +49,10 @@ pub fn for_agents(pki: &Pki) -> Result<(EndpointConfig, ServerConfig), EndpointE
     let mut roots = RootCertStore::empty();
     roots.add(pki.ca_der().clone())?;
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build()?;
-    let server = pki.server()?;
     let mut tls = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(server.chain, server.key)?;
+        .with_cert_resolver(pki.shown());
     tls.alpn_protocols = vec![ALPN_AGENTS.to_vec()];
     // No resumption: a resumed session would skip the check that the agent's certificate has not expired.
     tls.session_storage = Arc::new(NoServerSessionStorage {});
@@ -75,11 +74,10 @@ pub fn for_agents(pki: &Pki) -> Result<(EndpointConfig, ServerConfig), EndpointE
 
 /// The endpoint for hosts that have only a token yet: no client certificate, one stream, short patience.
 pub fn enrolment(address: SocketAddr, pki: &Pki) -> Result<Endpoint, EndpointError> {
-    let server = pki.server()?;
     let mut tls = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_no_client_auth()
-        .with_single_cert(server.chain, server.key)?;
+        .with_cert_resolver(pki.shown());
     tls.alpn_protocols = vec![ALPN_ENROL.to_vec()];
     tls.session_storage = Arc::new(NoServerSessionStorage {});
     tls.send_tls13_tickets = 0;

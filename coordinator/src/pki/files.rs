@@ -3,7 +3,7 @@
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
     io::Write as _,
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown},
     path::Path,
 };
 
@@ -24,6 +24,15 @@ pub(super) fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), PkiError
         // What a crash left behind may have another mode.
         let _ = fs::remove_file(&new);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
+        // Root may write into the home of another user, whose daemon must be able to read it.
+        if let Some(folder) = path.parent()
+            && nix::unistd::geteuid().is_root()
+        {
+            let of = fs::metadata(folder)?;
+            if of.uid() != 0 {
+                fchown(&file, Some(of.uid()), Some(of.gid()))?;
+            }
+        }
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(&new, path)
@@ -33,6 +42,17 @@ pub(super) fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), PkiError
 
 pub(super) fn sync_dir(dir: &Path) -> Result<(), PkiError> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(io("sync the folder", dir))
+}
+
+/// The folder's one writer, until this is dropped or the process ends.
+pub(super) fn hold(dir: &Path) -> Result<File, PkiError> {
+    let folder = File::open(dir).map_err(io("open the folder", dir))?;
+    folder.lock().map_err(io("lock the folder", dir))?;
+    Ok(folder)
+}
+
+pub(super) fn is_there(path: &Path) -> Result<bool, PkiError> {
+    fs::exists(path).map_err(io("look at", path))
 }
 
 /// Also one that is not there.

@@ -6,32 +6,39 @@
 //!
 //! ```text
 //! pki/ca.{pem,key}  server.{pem,key}  operator.{pem,key}  quic.key (stateless resets and connection ids)
+//!    server.renewed.pem (key and certificate of the last rotation; in use instead of server.{pem,key} once it is there)
 //! ```
 
 mod files;
+mod server;
 mod subject;
 
 use std::{
+    fs::File,
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use drums_common::{
     clock::Micros,
     digest::Sha256,
     ids::{HostId, InstallationId},
-    wire::SERVER_NAME,
 };
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
 };
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject as _};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-pub use self::subject::{NotAnAgent, Role, Subject, subject_of};
+pub use self::{
+    server::{Rotated, ServerCertificate, Shown, rotate_server},
+    subject::{NotAnAgent, Role, Subject, subject_of},
+};
 
-/// The CA and the server: ten years, longer than any use of a home; replacing a CA means enrolling every agent again.
+/// The CA and the server: ten years, longer than any use of a home; replacing a CA means enrolling every agent again. Nobody
+/// is asked whether a server's certificate still counts, so its end is what a stolen key is good for, unless the CA goes.
 const CA_DAYS: i64 = 3_650;
 /// Agents and operators: two years. An agent whose certificate ends is enrolled again with a new token.
 const LEAF_DAYS: i64 = 730;
@@ -90,12 +97,30 @@ impl SigningRequest {
     }
 }
 
-/// An opened CA.
+/// An opened CA, and what this coordinator's servers show.
 pub struct Pki {
     dir: PathBuf,
-    ca_pem: String,
-    ca_der: CertificateDer<'static>,
+    ca: Ca,
+    shown: Arc<Shown>,
+}
+
+struct Ca {
+    pem: String,
+    der: CertificateDer<'static>,
     issuer: Issuer<'static, KeyPair>,
+}
+
+impl Ca {
+    fn open(dir: &Path) -> Result<Self, PkiError> {
+        let (cert, key) = (dir.join("ca.pem"), dir.join("ca.key"));
+        let damaged = |path: &Path, what: String| PkiError::Damaged { path: path.to_owned(), what };
+        let pem = files::read_text(&cert)?;
+        let der = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| damaged(&cert, e.to_string()))?;
+        let pair = KeyPair::from_pem(&files::read_key(&key)?).map_err(|e| damaged(&key, e.to_string()))?;
+        fits(&cert, &key, &der, &pair, &der)?;
+        let issuer = Issuer::from_ca_cert_der(&der, pair).map_err(|e| damaged(&cert, e.to_string()))?;
+        Ok(Self { pem, der, issuer })
+    }
 }
 
 // The issuer holds the CA's key.
@@ -127,27 +152,22 @@ impl Pki {
         Ok((Self::open(dir)?, true))
     }
 
+    /// Keeps rotations away until it is dropped, for whoever copies the folder.
+    pub fn hold(dir: &Path) -> Result<File, PkiError> {
+        files::hold(dir)
+    }
+
     pub fn open(dir: &Path) -> Result<Self, PkiError> {
-        if let Some(missing) = FILES.iter().find(|f| !dir.join(f).exists()) {
-            return Err(PkiError::Incomplete { dir: dir.to_owned(), missing });
-        }
-        let cert_path = dir.join("ca.pem");
+        complete(dir)?;
         let damaged = |path: &Path, what: String| PkiError::Damaged { path: path.to_owned(), what };
-        let ca_pem = files::read_text(&cert_path)?;
-        let ca_der =
-            CertificateDer::from_pem_slice(ca_pem.as_bytes()).map_err(|e| damaged(&cert_path, e.to_string()))?;
-        let key_path = dir.join("ca.key");
-        let key = KeyPair::from_pem(&files::read_key(&key_path)?).map_err(|e| damaged(&key_path, e.to_string()))?;
-        fits(&cert_path, &key_path, &ca_der, &key, &ca_der)?;
-        for (cert, key) in [("server.pem", "server.key"), ("operator.pem", "operator.key")] {
-            let (cert, key) = (dir.join(cert), dir.join(key));
-            let der = CertificateDer::from_pem_slice(files::read_text(&cert)?.as_bytes())
-                .map_err(|e| damaged(&cert, e.to_string()))?;
-            let pair = KeyPair::from_pem(&files::read_text(&key)?).map_err(|e| damaged(&key, e.to_string()))?;
-            fits(&cert, &key, &der, &pair, &ca_der)?;
-        }
-        let issuer = Issuer::from_ca_cert_der(&ca_der, key).map_err(|e| damaged(&cert_path, e.to_string()))?;
-        Ok(Self { dir: dir.to_owned(), ca_pem, ca_der, issuer })
+        let ca = Ca::open(dir)?;
+        let shown = Arc::new(Shown::open(dir, &ca.der)?);
+        let (cert, key) = (dir.join("operator.pem"), dir.join("operator.key"));
+        let der = CertificateDer::from_pem_slice(files::read_text(&cert)?.as_bytes())
+            .map_err(|e| damaged(&cert, e.to_string()))?;
+        let pair = KeyPair::from_pem(&files::read_text(&key)?).map_err(|e| damaged(&key, e.to_string()))?;
+        fits(&cert, &key, &der, &pair, &ca.der)?;
+        Ok(Self { dir: dir.to_owned(), ca, shown })
     }
 
     fn create(dir: &Path, now: Micros) -> Result<(), PkiError> {
@@ -166,14 +186,7 @@ impl Pki {
         let key_pem = key.serialize_pem();
         let issuer = Issuer::new(params, key);
 
-        let what = "the server's certificate";
-        let names = [SERVER_NAME, "localhost", "127.0.0.1", "::1"].map(str::to_owned).to_vec();
-        let server_key = KeyPair::generate().map_err(|source| PkiError::Make { what, source })?;
-        let mut server = self::params(SERVER_NAME, now, CA_DAYS)?;
-        server.subject_alt_names =
-            CertificateParams::new(names).map_err(|source| PkiError::Make { what, source })?.subject_alt_names;
-        server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let server_cert = server.signed_by(&server_key, &issuer).map_err(|source| PkiError::Make { what, source })?;
+        let (server_cert, server_key) = server::make(&issuer, cert.der(), now)?;
 
         let what = "the operator's certificate";
         let operator_key = KeyPair::generate().map_err(|source| PkiError::Make { what, source })?;
@@ -192,13 +205,13 @@ impl Pki {
 
     /// SHA-256 of the CA certificate's DER: what tokens pin.
     pub fn fingerprint(&self) -> Sha256 {
-        Sha256::of(&self.ca_der)
+        Sha256::of(&self.ca.der)
     }
     pub fn ca_pem(&self) -> &str {
-        &self.ca_pem
+        &self.ca.pem
     }
     pub fn ca_der(&self) -> &CertificateDer<'static> {
-        &self.ca_der
+        &self.ca.der
     }
     pub fn ca_path(&self) -> PathBuf {
         self.dir.join("ca.pem")
@@ -209,13 +222,13 @@ impl Pki {
     }
 
     /// What every server of this coordinator shows.
+    pub fn shown(&self) -> Arc<Shown> {
+        self.shown.clone()
+    }
+
+    /// The same as it is in the files.
     pub fn server(&self) -> Result<Credentials, PkiError> {
-        let (cert_path, key_path) = (self.dir.join("server.pem"), self.dir.join("server.key"));
-        let leaf = CertificateDer::from_pem_slice(files::read_text(&cert_path)?.as_bytes())
-            .map_err(|e| PkiError::Damaged { path: cert_path, what: e.to_string() })?;
-        let key = PrivatePkcs8KeyDer::from_pem_slice(files::read_key(&key_path)?.as_bytes())
-            .map_err(|e| PkiError::Damaged { path: key_path, what: e.to_string() })?;
-        Ok(Credentials { chain: vec![leaf, self.ca_der.clone()], key: key.into() })
+        server::read(&self.dir, &self.ca.der)
     }
 
     /// Keys that outlive a restart: with them an agent learns at its next packet that the coordinator was restarted.
@@ -245,7 +258,7 @@ impl Pki {
         params.subject_alt_names = vec![SanType::URI(uri)];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        let cert = issue(&self.issuer, &request.parsed.public_key, params, what)?;
+        let cert = issue(&self.ca.issuer, &request.parsed.public_key, params, what)?;
         Ok(issued(&cert, now))
     }
 
@@ -258,7 +271,7 @@ impl Pki {
         now: Micros,
     ) -> Result<Issued, PkiError> {
         let params = person(name, role, now)?;
-        let cert = issue(&self.issuer, &request.parsed.public_key, params, "a person's certificate")?;
+        let cert = issue(&self.ca.issuer, &request.parsed.public_key, params, "a person's certificate")?;
         Ok(issued(&cert, now))
     }
 
@@ -268,10 +281,21 @@ impl Pki {
         let damaged = |what: String| PkiError::Damaged { path: path.clone(), what };
         let der =
             CertificateDer::from_pem_slice(files::read_text(&path)?.as_bytes()).map_err(|e| damaged(e.to_string()))?;
-        let (_, cert) = X509Certificate::from_der(&der).map_err(|e| damaged(e.to_string()))?;
-        let expires = cert.validity().not_after.timestamp().saturating_mul(1_000_000);
-        Ok((Sha256::of(&der), Micros(expires)))
+        Ok((Sha256::of(&der), ends(&der).map_err(damaged)?))
     }
+}
+
+fn complete(dir: &Path) -> Result<(), PkiError> {
+    match FILES.iter().find(|f| !dir.join(f).exists()) {
+        Some(missing) => Err(PkiError::Incomplete { dir: dir.to_owned(), missing }),
+        None => Ok(()),
+    }
+}
+
+/// When a certificate ends.
+fn ends(der: &[u8]) -> Result<Micros, String> {
+    let (_, cert) = X509Certificate::from_der(der).map_err(|e| e.to_string())?;
+    Ok(Micros(cert.validity().not_after.timestamp().saturating_mul(1_000_000)))
 }
 
 /// A certificate is its key's, and its issuer is the CA, which has a name of its own in each home.
@@ -321,17 +345,18 @@ fn issued(cert: &rcgen::Certificate, now: Micros) -> Issued {
 }
 
 fn params(common_name: &str, now: Micros, days: i64) -> Result<CertificateParams, PkiError> {
-    let at = |us: i64| {
-        time::OffsetDateTime::from_unix_timestamp(us.div_euclid(1_000_000)).map_err(|_| PkiError::BadTime(Micros(us)))
-    };
     let mut out = CertificateParams::default();
-    out.not_before = at(now.0.saturating_sub(EARLY_DAYS * DAY_US))?;
-    out.not_after = at(now.0.saturating_add(days * DAY_US))?;
+    out.not_before = calendar(Micros(now.0.saturating_sub(EARLY_DAYS * DAY_US)))?;
+    out.not_after = calendar(Micros(now.0.saturating_add(days * DAY_US)))?;
     let mut name = DistinguishedName::new();
     name.push(DnType::CommonName, common_name);
     out.distinguished_name = name;
     out.use_authority_key_identifier_extension = true;
     Ok(out)
+}
+
+fn calendar(at: Micros) -> Result<time::OffsetDateTime, PkiError> {
+    time::OffsetDateTime::from_unix_timestamp(at.0.div_euclid(1_000_000)).map_err(|_| PkiError::BadTime(at))
 }
 
 #[cfg(test)]

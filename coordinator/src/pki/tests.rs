@@ -1,4 +1,7 @@
-use std::{fs, os::unix::fs::PermissionsExt as _};
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+};
 
 use super::*;
 
@@ -77,6 +80,110 @@ fn a_key_of_another_certificate_is_named() {
             other => panic!("{mixed:?}: {other:?}"),
         }
         fs::remove_dir_all(&ours).unwrap();
+    }
+}
+
+fn leaf(pki: &Pki) -> Sha256 {
+    Sha256::of(&pki.shown().current().cert[0])
+}
+
+#[test]
+fn a_rotated_server_certificate_is_shown_at_once_and_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("pki");
+    let (pki, _) = Pki::open_or_create(&dir, NOW).unwrap();
+    let mut changes = pki.shown().changes();
+    let first = pki.shown().certificate();
+    assert_eq!(leaf(&pki), first.sha256);
+    let later = Micros(NOW.0 + 365 * DAY_US);
+    let rotated = rotate_server(&dir, later).unwrap();
+    assert_eq!(rotated.before.unwrap(), first);
+    assert_ne!(rotated.made.sha256, first.sha256);
+    assert_eq!(rotated.made.expires, ends(pki.ca_der()).unwrap(), "as long as its CA");
+    assert_eq!(fs::metadata(&rotated.path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(!changes.has_changed().unwrap(), "nobody has asked");
+    assert_eq!(leaf(&pki), rotated.made.sha256);
+    assert_eq!(*changes.borrow_and_update(), rotated.made);
+    let again = Pki::open(&dir).unwrap();
+    assert_eq!((again.fingerprint(), leaf(&again)), (pki.fingerprint(), rotated.made.sha256));
+    assert_eq!(Sha256::of(&again.server().unwrap().chain[0]), rotated.made.sha256);
+    // Taken away: what was made with the home is there again.
+    fs::remove_file(&rotated.path).unwrap();
+    assert_eq!((leaf(&pki), *changes.borrow()), (first.sha256, first));
+}
+
+#[test]
+fn a_rotation_by_root_belongs_to_the_homes_owner() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("SKIP a_rotation_by_root_belongs_to_the_homes_owner: not root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("pki");
+    Pki::open_or_create(&dir, NOW).unwrap();
+    std::os::unix::fs::chown(&dir, Some(65_534), Some(65_533)).unwrap();
+    let of = fs::metadata(rotate_server(&dir, NOW).unwrap().path).unwrap();
+    assert_eq!((of.uid(), of.gid()), (65_534, 65_533));
+}
+
+/// Every instant leaves one of these folders: the new file is written aside and renamed.
+#[test]
+fn a_rotation_that_broke_off_changes_nothing_and_hinders_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("pki");
+    let (pki, _) = Pki::open_or_create(&dir, NOW).unwrap();
+    let whole = fs::read(rotate_server(&dir, NOW).unwrap().path).unwrap();
+    let aside = dir.join(server::RENEWED).with_extension("new");
+    for written in [0, 1, whole.len() / 3, whole.len() / 2, whole.len()] {
+        let before = leaf(&pki);
+        fs::write(&aside, &whole[..written]).unwrap();
+        assert_eq!((leaf(&pki), leaf(&Pki::open(&dir).unwrap())), (before, before), "{written} bytes");
+        let made = rotate_server(&dir, NOW).unwrap().made.sha256;
+        assert_ne!(made, before);
+        assert_eq!(leaf(&pki), made);
+        assert!(!aside.exists());
+    }
+}
+
+#[test]
+fn a_server_certificate_that_cannot_be_used_is_named_and_never_shown() {
+    let home = tempfile::tempdir().unwrap();
+    let (dir, other) = (home.path().join("ours"), home.path().join("theirs"));
+    let (pki, _) = Pki::open_or_create(&dir, NOW).unwrap();
+    Pki::open_or_create(&other, NOW).unwrap();
+    let theirs = fs::read_to_string(rotate_server(&other, NOW).unwrap().path).unwrap();
+    let path = rotate_server(&dir, NOW).unwrap().path;
+    let ours = fs::read_to_string(&path).unwrap();
+    let certificate = |text: &str| text[text.find("-----BEGIN CERTIFICATE").unwrap()..].to_owned();
+    let key = |text: &str| text[..text.find("-----BEGIN CERTIFICATE").unwrap()].to_owned();
+    let (mixed, cut) = (key(&theirs) + &certificate(&ours), ours[..ours.len() / 2].to_owned());
+    let cases = [
+        ("empty", String::new(), 0o600),
+        ("no certificate", key(&ours), 0o600),
+        ("no key", certificate(&ours), 0o600),
+        ("cut", cut, 0o600),
+        ("another's key", mixed, 0o600),
+        ("another home's", theirs.clone(), 0o600),
+        ("readable by others", ours.clone(), 0o644),
+    ];
+    for (what, text, mode) in cases {
+        let shown = leaf(&pki);
+        let aside = home.path().join("aside");
+        fs::write(&aside, text).unwrap();
+        fs::set_permissions(&aside, fs::Permissions::from_mode(mode)).unwrap();
+        fs::rename(&aside, &path).unwrap();
+        assert_eq!((leaf(&pki), pki.shown().certificate().sha256), (shown, shown), "{what}");
+        match Pki::open(&dir) {
+            Err(PkiError::Damaged { path: named, what: said }) => {
+                assert_eq!(named, path, "{what}");
+                assert!(said.contains("drumsctl access rotate-server"), "{what}: {said}");
+            }
+            Err(PkiError::LooseKey { path: named, mode: 0o644 }) => assert_eq!(named, path, "{what}"),
+            found => panic!("{what}: {found:?}"),
+        }
+        let mended = rotate_server(&dir, NOW).unwrap();
+        assert!(mended.before.is_err(), "{what}");
+        assert_eq!((leaf(&pki), leaf(&Pki::open(&dir).unwrap())), (mended.made.sha256, mended.made.sha256), "{what}");
     }
 }
 

@@ -4,6 +4,8 @@ mod enrol;
 mod fake;
 mod hostile;
 mod link;
+mod node;
 mod renew;
+mod rotate;
 mod standby;
 mod upload;
