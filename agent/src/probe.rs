@@ -233,17 +233,23 @@ pub fn wait_ready(
     }
 }
 
-/// `GET path`, answer as JSON.
-pub fn get_json<R: DeserializeOwned>(target: &Target, path: &str, timeout: Duration) -> Result<R, ProbeError> {
-    call(target, "GET", path, None, timeout)
+/// `GET path`, answer as JSON, within `timeout` and while `alive` says that waiting makes sense.
+pub fn get_json<R: DeserializeOwned>(
+    target: &Target,
+    path: &str,
+    timeout: Duration,
+    alive: &mut dyn FnMut() -> bool,
+) -> Result<R, ProbeError> {
+    call(target, "GET", path, None, timeout, alive)
 }
 
-/// `POST path` with a JSON body, answer as JSON.
+/// `POST path` with a JSON body, answer as JSON; `timeout` and `alive` as of `get_json`.
 pub fn post_json<B: Serialize, R: DeserializeOwned>(
     target: &Target,
     path: &str,
     body: &B,
     timeout: Duration,
+    alive: &mut dyn FnMut() -> bool,
 ) -> Result<R, ProbeError> {
     let body = serde_json::to_vec(body).map_err(|e| ProbeError::Call {
         target: target.address,
@@ -251,7 +257,7 @@ pub fn post_json<B: Serialize, R: DeserializeOwned>(
         path: path.to_owned(),
         source: CallError::Json(e.to_string()),
     })?;
-    call(target, "POST", path, Some(&body), timeout)
+    call(target, "POST", path, Some(&body), timeout, alive)
 }
 
 /// One call within `timeout`. Connecting is retried, also where the server had no place for the connection: nothing has
@@ -262,18 +268,19 @@ fn call<R: DeserializeOwned>(
     path: &str,
     body: Option<&[u8]>,
     timeout: Duration,
+    alive: &mut dyn FnMut() -> bool,
 ) -> Result<R, ProbeError> {
     let deadline = raw_us().saturating_add(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX));
     let mut begin = || begin(target);
     let mut dial = Dial::new(&mut begin);
     let request = request(target, method, path, body);
     let result = loop {
-        let answer = dial.connected(deadline, &mut || true).and_then(|fd| {
+        let answer = dial.connected(deadline, alive).and_then(|fd| {
             let left = Duration::from_micros(deadline.saturating_sub(raw_us()));
-            exchange(&fd, &request, left, &mut || true)
+            exchange(&fd, &request, left, alive)
         });
         match answer {
-            Err(CallError::Status { status: 503, .. }) if raw_us() < deadline => dial.pause(),
+            Err(CallError::Status { status: 503, .. }) if raw_us() < deadline && alive() => dial.pause(),
             other => break other,
         }
     };

@@ -236,8 +236,22 @@ pub trait Prober: Send {
         deadline_us: u64,
         alive: &mut dyn FnMut() -> bool,
     ) -> Result<ReadyAnswer, ProbeError>;
-    fn post(&self, target: &Target, path: &str, body: &Value, timeout: Duration) -> Result<Value, ProbeError>;
-    fn get(&self, target: &Target, path: &str, timeout: Duration) -> Result<Value, ProbeError>;
+    /// One call, within `timeout` and while `alive` says that waiting makes sense.
+    fn post(
+        &self,
+        target: &Target,
+        path: &str,
+        body: &Value,
+        timeout: Duration,
+        alive: &mut dyn FnMut() -> bool,
+    ) -> Result<Value, ProbeError>;
+    fn get(
+        &self,
+        target: &Target,
+        path: &str,
+        timeout: Duration,
+        alive: &mut dyn FnMut() -> bool,
+    ) -> Result<Value, ProbeError>;
 }
 
 /// Sessions of every arm. Synchronous, one owner thread; each call leaves the host as its result says.

@@ -15,7 +15,7 @@ use super::{
     run::{Made, Stopped},
     timeline::Timeline,
 };
-use crate::{arms::Plan, sys::clock};
+use crate::{arms::Plan, steps::Cx, sys::clock};
 
 /// A call to a guest that has answered before takes milliseconds; this is for a guest that hangs.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -159,7 +159,7 @@ impl Engine {
             who.clock_us = Some(clock::wall_us());
             let body = serde_json::to_value(&who).unwrap_or(Value::Null);
             let left = Duration::from_micros(deadline.saturating_sub(from).max(1_000));
-            let answer = self.prober.post(at, "/drums/personalise", &body, left);
+            let answer = self.prober.post(at, "/drums/personalise", &body, left, &mut self.lives(&made.cx));
             timeline.mark("personalise", from, self.sys.now_us());
             accepted("the post-restore call", answer).map_err(|f| Cause::session("personalisation", f))?;
         }
@@ -177,13 +177,15 @@ impl Engine {
     /// A full answer that echoes a nonce drawn now, after the create or restore.
     pub(super) fn first_answer(&self, at: &Target, made: &Made, deadline: u64) -> Result<ReadyAnswer, Cause> {
         let nonce = hex::encode(rand::random::<[u8; 16]>());
-        let sys = &*self.sys;
-        let child = made.cx.session();
         self.prober
-            .ready(at, &nonce, deadline, &mut || {
-                !self.give_up.load(Ordering::Relaxed) && child.is_none_or(|c| sys.alive(c))
-            })
+            .ready(at, &nonce, deadline, &mut self.lives(&made.cx))
             .map_err(|e| Cause::session("readiness", SessionFailure::NotReady(e)))
+    }
+
+    /// Whether waiting for a session's answer makes sense: it may have ended, and the agent may be asked to give up.
+    pub(super) fn lives<'s>(&'s self, cx: &'s Cx) -> impl FnMut() -> bool + 's {
+        let child = cx.session();
+        move || !self.give_up.load(Ordering::Relaxed) && child.is_none_or(|c| self.sys.alive(c))
     }
 
     /// The positive control's delay: waited for by the clock that measures, before the first step. Later, the guest would
@@ -248,7 +250,13 @@ impl Engine {
     }
 
     pub(super) fn plant(&mut self, handle: &SessionHandle) -> Result<(), EngineError> {
-        let answer = self.prober.post(&handle.target, "/drums/dirty", &json!({}), CALL_TIMEOUT);
+        let answer = self.prober.post(
+            &handle.target,
+            "/drums/dirty",
+            &json!({}),
+            CALL_TIMEOUT,
+            &mut self.lives(&handle.made.cx),
+        );
         let planted = answer.map_err(|e| self.guest(handle, "planting of marks", e))?;
         let missing: Vec<_> = marks(&planted).filter(|(_, there)| !there).map(|(name, _)| name).collect();
         if missing.is_empty() {
@@ -264,7 +272,7 @@ impl Engine {
     }
 
     pub(super) fn look_for_dirt(&mut self, handle: &SessionHandle) -> Result<Vec<String>, EngineError> {
-        let answer = self.prober.get(&handle.target, "/drums/dirty", CALL_TIMEOUT);
+        let answer = self.prober.get(&handle.target, "/drums/dirty", CALL_TIMEOUT, &mut self.lives(&handle.made.cx));
         let seen = answer.map_err(|e| self.guest(handle, "look for marks", e))?;
         Ok(marks(&seen).filter(|(_, there)| *there).map(|(name, _)| name).collect())
     }

@@ -21,10 +21,23 @@ impl Prober for HttpProber {
     ) -> Result<ReadyAnswer, ProbeError> {
         probe::wait_ready(target, nonce, deadline_us, alive)
     }
-    fn post(&self, target: &Target, path: &str, body: &Value, timeout: Duration) -> Result<Value, ProbeError> {
-        probe::post_json(target, path, body, timeout)
+    fn post(
+        &self,
+        target: &Target,
+        path: &str,
+        body: &Value,
+        timeout: Duration,
+        alive: &mut dyn FnMut() -> bool,
+    ) -> Result<Value, ProbeError> {
+        probe::post_json(target, path, body, timeout, alive)
     }
-    fn get(&self, target: &Target, path: &str, timeout: Duration) -> Result<Value, ProbeError> {
-        probe::get_json(target, path, timeout)
+    fn get(
+        &self,
+        target: &Target,
+        path: &str,
+        timeout: Duration,
+        alive: &mut dyn FnMut() -> bool,
+    ) -> Result<Value, ProbeError> {
+        probe::get_json(target, path, timeout, alive)
     }
 }

@@ -38,7 +38,7 @@ impl Engine {
                 limits.cpu_milli, limits.cpus, limits.memory_bytes, wanted.cpu_milli, cpus, wanted.memory_bytes
             ));
         }
-        let guest_sha256 = match self.prober.get(target, "/drums/digest", CALL_TIMEOUT) {
+        let guest_sha256 = match self.prober.get(target, "/drums/digest", CALL_TIMEOUT, &mut self.lives(cx)) {
             Ok(answer) => answer.get("guest_sha256").and_then(|v| v.as_str()).and_then(|s| s.parse().ok()),
             Err(e) => {
                 faults.push(format!("the guest's digest could not be asked: {}", drums_common::telemetry::chain(&e)));

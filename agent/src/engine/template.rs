@@ -102,7 +102,13 @@ impl Engine {
             order.template_build,
             hex::encode(rand::random::<[u8; 8]>())
         );
-        let answer = self.prober.post(target, "/drums/state", &json!({ "state": state }), CALL_TIMEOUT);
+        let answer = self.prober.post(
+            target,
+            "/drums/state",
+            &json!({ "state": state }),
+            CALL_TIMEOUT,
+            &mut self.lives(&session.cx),
+        );
         accepted("the template's mark", answer).map_err(|f| Cause::session("certification", f))?;
         // What is certified is what is saved: a fresh nonce, the mark in place, nothing in between.
         let deadline = patience(self, CALL_TIMEOUT);

@@ -23,6 +23,7 @@ use super::{
 use crate::{
     arms::{Site, ToolPaths, drums::Drums},
     ledger::Ledger,
+    probe::CallError,
     steps::{Cx, Process, Receipt, Resource, WriteFile, undo},
     sys::{
         Sys,
@@ -68,7 +69,18 @@ impl Prober for Guests {
         let ready_us = self.kernel.now_us().max(self.kernel.spawned_us() + self.boot_us);
         Ok(ReadyAnswer { ready_us: deadline_us.min(ready_us), attempts: 1, guest })
     }
-    fn post(&self, target: &Target, path: &str, body: &Value, _: Duration) -> Result<Value, ProbeError> {
+    fn post(
+        &self,
+        target: &Target,
+        path: &str,
+        body: &Value,
+        _: Duration,
+        alive: &mut dyn FnMut() -> bool,
+    ) -> Result<Value, ProbeError> {
+        if !alive() {
+            let (path, source) = (path.to_owned(), CallError::Ended);
+            return Err(ProbeError::Call { target: target.address, method: "POST", path, source });
+        }
         let mut states = self.state.lock().unwrap();
         match path {
             "/drums/state" => {
@@ -83,7 +95,7 @@ impl Prober for Guests {
         }
         Ok(json!({ "ok": true, "file": true }))
     }
-    fn get(&self, _: &Target, _: &str, _: Duration) -> Result<Value, ProbeError> {
+    fn get(&self, _: &Target, _: &str, _: Duration, _: &mut dyn FnMut() -> bool) -> Result<Value, ProbeError> {
         Ok(json!({ "guest_sha256": Sha256::of(b"guest").to_string() }))
     }
 }
