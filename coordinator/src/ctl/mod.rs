@@ -1,8 +1,8 @@
 //! `drumsctl`: the operator's words.
 //!
 //! Speaks the API over the home's unix socket or over HTTPS, never the home's files (`init`, `doctor`, `backup` and `access
-//! rotate-server` excepted: they make, look at and copy a home, and give it a key). Each command says on an error what was attempted, why it failed and what to do next; exit codes are
-//! for scripts.
+//! rotate-server` excepted: they make, look at and copy a home, and give it a key). Each command says on an error what was
+//! attempted, why it failed and what to do next; exit codes are for scripts.
 
 mod access;
 mod client;
