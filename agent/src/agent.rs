@@ -38,7 +38,7 @@ use crate::{
         runner::{Parts, RunError, Runner},
         surroundings::ThisMachine,
     },
-    net::{self, DialError, EnrolError, IdentityError, Link, Net, NetConfig, Stop},
+    net::{self, DialError, EnrolError, IdentityError, Link, Net, NetConfig, Stop, Threads},
     setup::{self, DoctorOptions, Ground, SetupError, ToolsDir},
     shim::{ShimClient, ShimError},
     spool::{KEEP_FINISHED, Spool, SpoolError},
@@ -47,8 +47,6 @@ use crate::{
 
 /// How long the agent waits at its end for the last evidence to be acknowledged.
 const FINISH: Duration = Duration::from_secs(20);
-/// Beats, evidence and one fetch at a time: two threads are plenty, and each is noise on a machine of two CPUs.
-const NET_THREADS: usize = 2;
 
 /// What the command line and the configuration file come to.
 #[derive(Clone, Debug)]
@@ -175,12 +173,8 @@ fn with_engine(
         let spool = open_spool(config)?;
         let ground = engine.as_ref().map(|e| Ground::of_agent(e.site())).unwrap_or_default();
         let mut facts = Facts { state: config.state.clone(), build, host, ground, doctor: None };
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(NET_THREADS)
-            .thread_name("net")
-            .enable_all()
-            .build()
-            .map_err(AgentError::Runtime)?;
+        let threads = Threads::start().map_err(AgentError::Runtime)?;
+        let runtime = threads.link();
         let identity = runtime.block_on(identity(config, build))?;
         let name = identity.host.clone();
         // Held by this function until the runner has it.
@@ -193,6 +187,7 @@ fn with_engine(
             clock: clock.clone(),
             spool: spool.clone(),
             ca_file: config.ca_file.clone(),
+            disk: threads.disk(),
         };
         let started = {
             let _inside = runtime.enter();
@@ -213,7 +208,7 @@ fn with_engine(
             engine = Some(held);
             let welcomed = runtime.block_on(async { tokio::time::timeout(WELCOME, net.welcomed()).await });
             runtime.block_on(net.finish(FINISH));
-            runtime.shutdown_timeout(Duration::from_secs(2));
+            threads.end();
             return match welcomed {
                 Ok(true) => Ok(Stop::Signal("the end of its trial")),
                 _ => Err(AgentError::NotWelcomed),
@@ -252,7 +247,7 @@ fn with_engine(
         engine = Some(held);
         tracing::info!(?stop, "measuring ended");
         runtime.block_on(net.finish(FINISH));
-        runtime.shutdown_timeout(Duration::from_secs(2));
+        threads.end();
         if let Err(e) = spool.prune(KEEP_FINISHED) {
             tracing::warn!(error = drums_common::telemetry::chain(&e), "finished runs stay in the spool");
         }

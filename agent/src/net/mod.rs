@@ -23,6 +23,7 @@ mod put;
 mod renew;
 pub mod sending;
 mod session;
+mod threads;
 mod tls;
 mod upload;
 mod workload;
@@ -38,6 +39,7 @@ use drums_common::{
 };
 use quinn::Connection;
 use tokio::{
+    runtime::Handle,
     sync::{mpsc, watch},
     task::JoinHandle,
     time::{sleep, timeout},
@@ -48,6 +50,7 @@ pub use self::{
     evidence::BATCH_BYTES,
     identity::{Identity, IdentityError, installation},
     link::{Fetch, FetchError, Link, NextBeat, QuietGuard, Shared as NetworkSide, Stop, View},
+    threads::Threads,
     tls::{DialError, Sockets, Udp},
     workload::WorkloadError,
 };
@@ -82,6 +85,8 @@ pub struct NetConfig {
     pub spool: Arc<Spool>,
     /// Certificates that a bucket is checked against, PEM.
     pub ca_file: PathBuf,
+    /// Where tasks run that may have to wait for a disk (`Threads::disk`).
+    pub disk: Handle,
 }
 
 /// The network side of a running agent.
@@ -132,10 +137,11 @@ impl Net {
             leave: left,
             current,
             preferred: Default::default(),
+            disk: config.disk.clone(),
         });
         let sessions = tokio::spawn(keep_connected(context));
-        let fetches = tokio::spawn(serve_fetches(requests, config.workloads, connection.clone(), link.clone()));
-        let uploads = tokio::spawn(uploader.run());
+        let fetches = config.disk.spawn(serve_fetches(requests, config.workloads, connection.clone(), link.clone()));
+        let uploads = config.disk.spawn(uploader.run());
         let shared = link.shared.clone();
         let net = Self { leave, sessions, fetches, uploads, current: connection, spool: config.spool, offers, shared };
         Ok((net, link))

@@ -23,6 +23,7 @@ use drums_common::{
 };
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use tokio::{
+    runtime::Handle,
     sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
@@ -59,6 +60,8 @@ pub(super) struct Context {
     pub current: watch::Sender<Option<Connection>>,
     /// Which of the identity's addresses welcomed this agent last.
     pub preferred: AtomicUsize,
+    /// For what may have to wait for a disk.
+    pub disk: Handle,
 }
 
 /// Why a connection ended, or was never made.
@@ -215,16 +218,22 @@ async fn stay(
     let beat = Duration::from_millis(welcome.beat_ms.max(1));
     // As long as the dispatch lease: by then nothing is lost by dialling again.
     let patience_ms = welcome.dispatch_lease_ms.max(2 * welcome.beat_ms);
-    let mut tasks = JoinSet::new();
+    let (mut tasks, mut on_disk) = (JoinSet::new(), JoinSet::new());
     tasks.spawn(say(send, connection.clone(), context.clone()));
-    tasks.spawn(listen(recv, context.clone()));
     tasks.spawn(send_beats(connection.clone(), context.shared.clone(), beat, patience_ms));
     tasks.spawn(read_acks(connection.clone(), context.shared.clone()));
     let (connected, spool, shared) = (connection.clone(), context.spool.clone(), context.shared.clone());
-    tasks.spawn(async move { evidence::run(&connected, &spool, &shared).await.into() });
+    on_disk.spawn_on(async move { evidence::run(&connected, &spool, &shared).await.into() }, &context.disk);
+    on_disk.spawn_on(listen(recv, context.clone()), &context.disk);
     let asking = renew::ask_in_time(context.credentials.clone(), context.shared.clone());
-    tasks.spawn(async move { match asking.await {} });
-    let end = match tasks.join_next().await {
+    on_disk.spawn_on(async move { match asking.await {} }, &context.disk);
+    // Both branches are cancel-safe.
+    let ended = tokio::select! {
+        biased;
+        ended = tasks.join_next() => ended,
+        ended = on_disk.join_next() => ended,
+    };
+    let end = match ended {
         Some(Ok(end)) => end,
         Some(Err(e)) => {
             tracing::error!(error = %e, "connection task died");
@@ -234,6 +243,8 @@ async fn stay(
     };
     context.current.send_replace(None);
     context.shared.disconnected();
+    // Whoever waits for a disk ends when that answers: the next connection does not wait for it.
+    on_disk.abort_all();
     tasks.shutdown().await;
     // After our goodbye the coordinator closes, and any task may be the first to see it.
     if *context.leave.borrow() { End::Left } else { end }

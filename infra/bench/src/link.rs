@@ -3,10 +3,12 @@
 //! ```text
 //! quiet MS             declares silence and keeps it; wake-ups of all threads but the one that keeps it
 //! beat MS              beats as ever; CPU time of the process
-//! create live|closed N creates N processes, with the link connected (in quiet intervals) or gone
+//! create live|closed N creates N processes, with the link connected (in quiet intervals) or gone; without a link each is
+//!                      preceded by as long a wait as declaring silence took last, so that the CPUs had slept as long
 //! ```
 
 use std::{
+    collections::VecDeque,
     fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -17,7 +19,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use drums_agent::{
     arms::ToolPaths,
     engine::{EngineConfig, bench::CreateBench},
-    net::{Identity, Link, Net, NetConfig},
+    net::{Identity, Link, Net, NetConfig, Threads},
     spool::Spool,
     sys::CgroupLimits,
 };
@@ -33,22 +35,31 @@ use crate::{
 };
 
 const CONNECT: Duration = Duration::from_secs(20);
-/// As the agent has.
-const NET_THREADS: usize = 2;
+/// What declaring silence takes, before any was declared.
+const DECLARING: Duration = Duration::from_millis(32);
 /// What a quiet interval of the creations is declared to last at most.
 const CREATION: Duration = Duration::from_secs(5);
 
 struct Subject {
-    runtime: tokio::runtime::Runtime,
+    threads: Threads,
     state: PathBuf,
     agent: PathBuf,
     net: Option<(Net, Link)>,
     bench: Option<CreateBench>,
+    /// How long declaring silence took.
+    declared: VecDeque<Duration>,
 }
 
 pub fn serve(state: &Path, agent: &Path) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(NET_THREADS).enable_all().build()?;
-    let mut subject = Subject { runtime, state: state.to_owned(), agent: agent.to_owned(), net: None, bench: None };
+    let threads = Threads::start()?;
+    let mut subject = Subject {
+        threads,
+        state: state.to_owned(),
+        agent: agent.to_owned(),
+        net: None,
+        bench: None,
+        declared: VecDeque::new(),
+    };
     subject.link()?;
     let end = serve_lines(|line| subject.answer(line));
     let leaked = subject.bench.take().map(CreateBench::close).unwrap_or_default();
@@ -85,8 +96,9 @@ impl Subject {
             spool: Arc::new(spool),
             // There is no bucket.
             ca_file: PathBuf::new(),
+            disk: self.threads.disk(),
         };
-        let entered = self.runtime.enter();
+        let entered = self.threads.link().enter();
         let (net, link) = Net::start(config)?;
         drop(entered);
         let deadline = Instant::now() + CONNECT;
@@ -128,17 +140,23 @@ impl Subject {
             Some(self.link()?)
         } else {
             if let Some((net, _)) = self.net.take() {
-                self.runtime.block_on(net.finish(CONNECT));
+                self.threads.link().block_on(net.finish(CONNECT));
             }
             None
         };
         let bench = self.bench.as_mut().context("it was opened just now")?;
         let mut times = Vec::new();
         for _ in 0..n {
+            let began = Instant::now();
             let guard = link.as_ref().map(|l| l.quiet(CREATION));
+            match &guard {
+                Some(_) => self.declared.push_back(began.elapsed()),
+                None => keep_still(self.declared.pop_front().unwrap_or(DECLARING)),
+            }
             times.push(bench.bare()?.duration_ms());
             drop(guard);
         }
+        self.declared.truncate(n as usize);
         Ok(json!({ "median_ms": median(&times) }))
     }
 }

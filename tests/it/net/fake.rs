@@ -489,6 +489,19 @@ impl Agent {
 
     /// By a clock of its own.
     pub async fn run_at(name: &str, state: &Path, machine: &str, clock: Arc<dyn Clock>) -> Self {
+        let here = tokio::runtime::Handle::current();
+        Self::run_on(name, state, machine, clock, &here, here.clone())
+    }
+
+    /// On other threads than the test's: connections and beats on `link`, and on `disk` what may have to wait for one.
+    pub fn run_on(
+        name: &str,
+        state: &Path,
+        machine: &str,
+        clock: Arc<dyn Clock>,
+        link: &tokio::runtime::Handle,
+        disk: tokio::runtime::Handle,
+    ) -> Self {
         let (spool, _, damaged) = Spool::open(&state.join("spool"), 0).unwrap();
         assert!(damaged.is_empty());
         let spool = Arc::new(spool);
@@ -500,7 +513,9 @@ impl Agent {
             clock,
             spool: spool.clone(),
             ca_file: "/etc/ssl/certs/ca-certificates.crt".into(),
+            disk,
         };
+        let _inside = link.enter();
         let (net, link) = Net::start(config).unwrap();
         Self { spool, link, net: Some(net), host: host(name) }
     }

@@ -1,8 +1,11 @@
 //! The link's life: reconnecting, leases, silence, evidence, workloads.
 
-use std::{fs, time::Duration};
+use std::{fs, os::unix::fs::OpenOptionsExt as _, sync::Arc, time::Duration};
 
-use drums_agent::net::Stop;
+use drums_agent::{
+    measure::clock::SystemClock as AgentClock,
+    net::{Stop, Threads, enrol},
+};
 use drums_common::{
     clock::{Clock as _, Micros},
     digest::Sha256,
@@ -143,6 +146,31 @@ async fn declared_silence_is_kept_and_not_judged() {
     coordinator.store.until("beats after it", |s| (s.beats.len() > beats + 1).then_some(())).await;
     assert_eq!(coordinator.store.health("h1"), Health::Alive);
     assert!(coordinator.store.with(|s| s.connects.len() == 1 && s.disconnects.is_empty()), "the connection was kept");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn beats_go_on_while_a_disk_hangs() {
+    let coordinator = Coordinator::start();
+    let dir = tempfile::tempdir().unwrap();
+    enrol(dir.path(), &coordinator.token("h1"), Sha256::of(b"agent")).await.unwrap();
+    let threads = Threads::start().unwrap();
+    let agent = Agent::run_on("h1", dir.path(), "m1", Arc::new(AgentClock), threads.link().handle(), threads.disk());
+    agent.until("connected", |v| v.connected).await;
+    // Whoever opens a pipe that nobody reads for writing waits, as for a disk that is frozen.
+    agent.run_spool(RUN);
+    let stuck = dir.path().join("spool").join(RUN.to_string()).join("acked.new");
+    nix::unistd::mkfifo(&stuck, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    write(&agent, RUN, 0..3);
+    // Its acknowledgement is what waits then.
+    coordinator.store.until("evidence", |s| (!s.committed.is_empty()).then_some(())).await;
+    let beats = coordinator.store.with(|s| s.beats.len());
+    // Far more than the connection would live without an answer.
+    let enough = 2 * (TIMES.dispatch_ms / TIMES.beat_ms) as usize;
+    coordinator.store.until("beats go on", |s| (s.beats.len() > beats + enough).then_some(())).await;
+    assert!(!dir.path().join("spool").join(RUN.to_string()).join("acked").exists(), "it hangs still");
+    assert_eq!(coordinator.store.with(|s| s.connects.len()), 1, "on one connection");
+    let _thawed = fs::File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(&stuck).unwrap();
+    tokio::task::spawn_blocking(move || threads.end()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

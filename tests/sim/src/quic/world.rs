@@ -476,6 +476,7 @@ impl World {
             facts: fleet::facts(host.machine),
             clock: Arc::new(host.clock.clone()),
             spool: spool.clone(),
+            disk: tokio::runtime::Handle::current(),
         };
         let (net, link) = Net::start_on(sockets, config).map_err(|e| chain(&e))?;
         let measurer = Measurer::start(
