@@ -23,7 +23,7 @@ use drums_common::{
         close::Close,
         codec,
         frame::Lane,
-        latest::{AgentHello, Beat, EnrolReply, EvidenceBatch, ToAgent, ToCoordinator, Uploads},
+        latest::{Beat, EvidenceBatch, ToCoordinator, Uploads},
     },
 };
 use quinn::{Connection, Incoming, RecvStream, SendStream};
@@ -32,17 +32,17 @@ use tokio::{sync::watch, task::JoinSet, time::timeout};
 use super::{
     artifact,
     io::{self, StreamError},
+    orders::{Renewal, push_orders},
     places,
-    ports::{Accepted, Order, Peer, Ports},
-    registry::{Claim, Registry, may_be_rebooted},
+    ports::{Order, Peer, Ports},
+    registry::Registry,
     renew,
+    welcome::{Greeted, HANDSHAKE, Streams, Welcomed, welcome},
 };
-use crate::pki::{Pki, Subject, subject_of};
+use crate::pki::Pki;
 
-/// From the first packet to the hello. Generous on a slow path, short enough that half-made connections do not gather.
-const HANDSHAKE: Duration = Duration::from_secs(10);
 /// After a goodbye or a refusal the peer closes; then we do.
-const FAREWELL: Duration = Duration::from_secs(2);
+pub(super) const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What all connections share.
 pub(super) struct Context<P> {
@@ -77,44 +77,10 @@ pub(super) enum End {
 }
 
 pub(super) async fn serve<P: Ports>(incoming: Incoming, context: Arc<Context<P>>, unfinished: super::Unfinished) {
-    let remote = incoming.remote_address();
-    let connection = match timeout(HANDSHAKE, async { incoming.accept()?.await }).await {
-        Ok(Ok(connection)) => connection,
-        Ok(Err(e)) => {
-            tracing::warn!(%remote, error = %chain(&e), "handshake refused");
-            let message = format!("a peer at {remote} was refused in the handshake: {}", chain(&e));
-            context.ports.report(remote.ip(), None, &Failure::refused("handshake", message, certificate_help(&e)));
-            return;
-        }
-        Err(_) => {
-            tracing::debug!(%remote, "handshake not finished in time");
-            return;
-        }
-    };
-    let peer = match peer_of(&connection) {
-        Ok(peer) => peer,
-        Err(failure) => {
-            tracing::warn!(%remote, error = %failure, "peer is no agent");
-            context.ports.report(remote.ip(), None, &failure);
-            close(&connection, Close::Refused, &failure.message);
-            return;
-        }
-    };
-    // What a greeting needs is given back before the long time that follows it.
-    let greeted = Box::pin(timeout(HANDSHAKE, greet(&connection, &peer, &context))).await;
+    // What comes before the welcome takes the most memory, and is given back before the long time after it.
+    let Some(welcomed) = Box::pin(welcome(incoming, &context)).await else { return };
     drop(unfinished);
-    match greeted {
-        Ok(Ok(Some((hello_streams, accepted)))) => attend(connection, peer, hello_streams, accepted, &context).await,
-        Ok(Ok(None)) => {}
-        Ok(Err(end)) => {
-            tracing::warn!(%remote, host = %peer.host, error = %chain(&end), "hello failed");
-            close_for(&connection, &end);
-        }
-        Err(_) => {
-            tracing::warn!(%remote, host = %peer.host, "no hello in time");
-            close(&connection, Close::TooSlow, "no hello in time");
-        }
-    }
+    attend(welcomed, &context).await;
 }
 
 /// For a peer of a coordinator that is not the active one: it is to try the others.
@@ -125,137 +91,10 @@ pub(super) async fn stand_by(incoming: Incoming) {
     }
 }
 
-/// Who the peer is, by the certificate that TLS has verified.
-fn peer_of(connection: &Connection) -> Result<Peer, Failure> {
-    let chain =
-        connection.peer_identity().and_then(|i| i.downcast::<Vec<rustls::pki_types::CertificateDer<'static>>>().ok());
-    let remote = connection.remote_address();
-    let refuse = |why: String| {
-        Failure::refused(
-            "not-an-agent",
-            format!("the peer at {remote} may not speak on the agents' endpoint: {why}"),
-            "enrol the host with a token from drumsctl host add",
-        )
-    };
-    let leaf = chain.as_ref().and_then(|c| c.first()).ok_or_else(|| refuse("it has no certificate".into()))?;
-    match subject_of(leaf) {
-        Ok(Subject::Agent { host, installation, certificate }) => {
-            Ok(Peer { host, installation, certificate, from: remote })
-        }
-        Ok(Subject::Person { role, name, .. }) => Err(refuse(format!("its certificate is {role} {name}'s"))),
-        Err(e) => Err(refuse(e.to_string())),
-    }
-}
-
-type Streams = (SendStream, RecvStream);
-
-/// The hello. `None` if the agent was refused and told so.
-async fn greet<P: Ports>(
-    connection: &Connection,
-    peer: &Peer,
-    context: &Context<P>,
-) -> Result<Option<(Streams, Accepted)>, End> {
-    let (mut send, mut recv) = connection.accept_bi().await?;
-    let hello = |source| End::Stream { what: "the hello", source };
-    if let Err(e) = io::shake_hands(&mut send, &mut recv, context.build).await {
-        let _ = send.finish();
-        // Wait for the peer to read the reply, which tells it what is spoken here.
-        let _ = timeout(FAREWELL, send.stopped()).await;
-        return Err(hello(e));
-    }
-    let message = io::read::<ToCoordinator>(&mut recv, Lane::Control).await.map_err(hello)?;
-    let Some(ToCoordinator::Hello(agent)) = message else {
-        return Err(End::Nonsense("something else before its hello"));
-    };
-    match admit(connection, peer, *agent, context).await {
-        Ok(accepted) => {
-            let welcome = ToAgent::Welcome(accepted.welcome.clone());
-            io::write(&mut send, Lane::Control, &welcome).await.map_err(hello)?;
-            Ok(Some(((send, recv), accepted)))
-        }
-        Err(failure) => {
-            tracing::warn!(host = %peer.host, error = %failure, "agent refused");
-            io::write(&mut send, Lane::Control, &ToAgent::Refused(failure.clone())).await.map_err(hello)?;
-            let _ = send.finish();
-            let _ = timeout(FAREWELL, connection.closed()).await;
-            close(connection, Close::Refused, &failure.message);
-            Ok(None)
-        }
-    }
-}
-
-async fn admit<P: Ports>(
-    connection: &Connection,
-    peer: &Peer,
-    hello: AgentHello,
-    context: &Context<P>,
-) -> Result<Accepted, Failure> {
-    let host = &peer.host;
-    let second = |code, what: &str| {
-        let failure = Failure::refused(
-            code,
-            format!("{what} shows the identity of host {host} ({})", connection.remote_address()),
-            "stop one of the two, or enrol this machine under a name of its own with drumsctl host add",
-        );
-        context.ports.report(connection.remote_address().ip(), Some(host), &failure);
-        failure
-    };
-    if hello.installation != peer.installation {
-        return Err(second("wrong-installation", "an agent with another state folder"));
-    }
-    if let Some(before) = context.ports.machine_of(host).await?
-        && !may_be_rebooted(&before, &hello.facts.identity)
-    {
-        return Err(second("second-machine", "a second machine"));
-    }
-    if context.registry.claim(host, connection, hello.instance).await == Claim::Disputed {
-        return Err(second("second-agent", "a second agent"));
-    }
-    let accepted = context.ports.on_connect(peer, hello).await;
-    if accepted.is_err() {
-        context.registry.release(host, connection);
-    }
-    accepted
-}
-
-/// A welcomed agent, until one side ends it.
-async fn attend<P: Ports>(
-    connection: Connection,
-    peer: Peer,
-    (send, recv): Streams,
-    accepted: Accepted,
-    context: &Arc<Context<P>>,
-) {
-    tracing::info!(host = %peer.host, remote = %connection.remote_address(), generation = %accepted.welcome.generation, "agent connected");
-    let peer = Arc::new(peer);
-    let heard = Heard::new(context.clock.boottime().0.into());
+/// Until one side ends it.
+async fn attend<P: Ports>(welcomed: Welcomed, context: &Arc<Context<P>>) {
     let mut tasks = JoinSet::new();
-    let offered = context.ports.has_bucket().then(|| {
-        let (offer, offered) = watch::channel(Uploads::default());
-        tasks.spawn(places::offer(peer.clone(), accepted.orders.clone(), offer, context.clone()));
-        offered
-    });
-    // What seldom happens shares one task, and beats have this one: a thousand idle agents are two thousand tasks, and a
-    // beat looks at nothing else.
-    let seldom = {
-        let (renewal, renewed) = watch::channel(None);
-        let orders = push_orders(send, accepted.orders, offered, renewed, context.shutdown.clone());
-        let control = read_control(recv, peer.clone(), context.clone(), heard.clone(), renewal);
-        let streams = accept_streams(connection.clone(), peer.clone(), context.clone(), heard.clone());
-        let silence = watch_silence(heard.clone(), context.clone());
-        async move {
-            // The first to end ends the connection, and with it the others. What the agent said last says more than that it
-            // is gone.
-            tokio::select! {
-                biased;
-                end = control => end,
-                end = orders => end,
-                end = streams => end,
-                end = silence => end,
-            }
-        }
-    };
-    tasks.spawn(seldom);
+    let (connection, peer, heard) = spawn_tasks(welcomed, &mut tasks, context);
     let beats = async {
         let end = read_beats(&connection, &peer, context, &heard).await;
         if connection.close_reason().is_some() {
@@ -288,66 +127,109 @@ async fn attend<P: Ports>(
     }
 }
 
-/// Sends the present order, then every change of it; and places for evidence and certificates as they are made.
-async fn push_orders(
-    mut send: SendStream,
-    mut orders: watch::Receiver<Order>,
-    mut offered: Option<watch::Receiver<Uploads>>,
-    mut renewed: watch::Receiver<Option<EnrolReply>>,
-    mut shutdown: watch::Receiver<bool>,
-) -> End {
-    let failed = |source| End::Stream { what: "sending an order", source };
-    enum Next {
-        Order,
-        Places(Uploads),
-        Renewal(EnrolReply),
-        Goodbye,
-    }
-    let mut next = Next::Order;
-    loop {
-        let (message, end) = match next {
-            Next::Order => match orders.borrow_and_update().clone() {
-                Order::Desired(desired) => (ToAgent::Desired(desired), None),
-                Order::Upgrade(upgrade) => (ToAgent::Upgrade(upgrade), None),
-                Order::Retire { reason } => (ToAgent::Retire { reason: reason.clone() }, Some(End::Retired(reason))),
-            },
-            Next::Places(places) => (ToAgent::Uploads(places), None),
-            Next::Renewal(reply) => (ToAgent::Renewal(reply), None),
-            Next::Goodbye => (ToAgent::Goodbye, Some(End::Shutdown)),
-        };
-        if let Err(e) = io::write(&mut send, Lane::Control, &message).await {
-            return failed(e);
-        }
-        if let Some(end) = end {
-            return end;
-        }
-        // All branches are cancel-safe: they only wait for a value to change.
-        next = tokio::select! {
-            changed = orders.changed() => if changed.is_ok() { Next::Order } else { Next::Goodbye },
-            places = next_places(&mut offered) => Next::Places(places),
-            reply = next_renewal(&mut renewed) => Next::Renewal(reply),
-            _ = shutdown.wait_for(|down| *down) => Next::Goodbye,
-        };
-    }
+/// What seldom happens shares one task, and beats have the connection's own: a thousand idle agents are two thousand tasks,
+/// and a beat looks at nothing else.
+fn spawn_tasks<P: Ports>(
+    welcomed: Welcomed,
+    tasks: &mut JoinSet<End>,
+    context: &Arc<Context<P>>,
+) -> (Connection, Arc<Peer>, Heard) {
+    let Welcomed { connection, peer, greeted: Greeted { streams, accepted, ordered } } = welcomed;
+    tracing::info!(host = %peer.host, remote = %connection.remote_address(), generation = %accepted.welcome.generation, "agent connected");
+    let heard = Heard::new(context.clock.boottime().0.into());
+    let offered = context.ports.has_bucket().then(|| {
+        let (offer, offered) = watch::channel(Uploads::default());
+        tasks.spawn(places::offer(peer.clone(), accepted.orders.clone(), offer, context.clone()));
+        offered
+    });
+    let seldom =
+        Seldom { connection: connection.clone(), peer: peer.clone(), context: context.clone(), heard: heard.clone() };
+    tasks.spawn(seldom.run(streams, accepted.orders, ordered, offered));
+    (connection, peer, heard)
 }
 
-/// New places, whenever there are any.
-async fn next_places(offered: &mut Option<watch::Receiver<Uploads>>) -> Uploads {
-    if let Some(offered) = offered
-        && offered.changed().await.is_ok()
-    {
-        return offered.borrow_and_update().clone();
-    }
-    std::future::pending().await
+/// Everything of a connection but its beats.
+struct Seldom<P> {
+    connection: Connection,
+    peer: Arc<Peer>,
+    context: Arc<Context<P>>,
+    heard: Heard,
 }
 
-async fn next_renewal(renewed: &mut watch::Receiver<Option<EnrolReply>>) -> EnrolReply {
-    while renewed.changed().await.is_ok() {
-        if let Some(reply) = renewed.borrow_and_update().clone() {
-            return reply;
+impl<P: Ports> Seldom<P> {
+    async fn run(
+        self,
+        (send, recv): Streams,
+        orders: watch::Receiver<Order>,
+        ordered: bool,
+        offered: Option<watch::Receiver<Uploads>>,
+    ) -> End {
+        let renewal = Renewal::default();
+        // The first to end ends the connection, and with it the others. What the agent said last says more than that it is
+        // gone.
+        tokio::select! {
+            biased;
+            end = self.read_control(recv, &renewal) => end,
+            end = push_orders(send, orders, ordered, offered, &renewal, self.context.shutdown.clone()) => end,
+            end = self.accept_streams() => end,
+            end = watch_silence(&self.heard, &self.context) => end,
         }
     }
-    std::future::pending().await
+
+    async fn read_control(&self, mut recv: RecvStream, renewal: &Renewal) -> End {
+        let Self { peer, context, heard, .. } = self;
+        let mut last_renewal: Option<MonoMicros> = None;
+        loop {
+            let message = match io::read(&mut recv, Lane::Control).await {
+                Ok(Some(message)) => message,
+                Ok(None) => return End::Nonsense("the end of its control stream"),
+                Err(StreamError::Read(quinn::ReadError::ConnectionLost(e))) => return e.into(),
+                Err(source) => return End::Stream { what: "reading the control stream", source },
+            };
+            account(heard, context.clock.boottime());
+            // What comes rarely has its memory then.
+            match message {
+                ToCoordinator::Facts(facts) => Box::pin(context.ports.facts(peer, *facts)).await,
+                ToCoordinator::Refused { run, failure } => {
+                    Box::pin(context.ports.demand_refused(peer, run, failure)).await
+                }
+                ToCoordinator::UpgradeFailed { upgrade, failure } => {
+                    Box::pin(context.ports.upgrade_failed(peer, upgrade, failure)).await;
+                }
+                ToCoordinator::Goodbye { reason } => return End::Goodbye(reason),
+                ToCoordinator::Renew { csr_der } => {
+                    let now = context.clock.boottime();
+                    if last_renewal.replace(now).is_some_and(|last| now.ms_since(last) < renew::APART_MS) {
+                        return End::Nonsense("requests for certificates one after the other");
+                    }
+                    // Of two that wait to be sent, one is enough.
+                    renewal.put(Box::pin(renew::answer(peer, &csr_der, context)).await);
+                }
+                ToCoordinator::Hello(_) => return End::Nonsense("a second hello"),
+            }
+        }
+    }
+
+    /// Evidence and artifact streams. quinn lets the peer open a fixed few, so the tasks are as few.
+    async fn accept_streams(&self) -> End {
+        let mut streams = JoinSet::new();
+        loop {
+            // Cancel-safe: neither accept_bi nor join_next loses anything.
+            let (send, recv) = tokio::select! {
+                stream = self.connection.accept_bi() => match stream {
+                    Ok(stream) => stream,
+                    Err(e) => return e.into(),
+                },
+                Some(ended) = streams.join_next() => match ended {
+                    Ok(Err(end)) => return end,
+                    // A stream that ended in order, or panicked, which is reported already.
+                    Ok(Ok(())) | Err(_) => continue,
+                },
+            };
+            let (peer, context, heard) = (self.peer.clone(), self.context.clone(), self.heard.clone());
+            streams.spawn(async move { stream(send, recv, &peer, &context, &heard).await });
+        }
+    }
 }
 
 /// Until when the agent is accounted for, CLOCK_BOOTTIME in microseconds.
@@ -355,42 +237,6 @@ type Heard = Arc<AtomicU64>;
 
 fn account(heard: &AtomicU64, at: MonoMicros) {
     heard.fetch_max(at.0, Relaxed);
-}
-
-async fn read_control<P: Ports>(
-    mut recv: RecvStream,
-    peer: Arc<Peer>,
-    context: Arc<Context<P>>,
-    heard: Heard,
-    renewal: watch::Sender<Option<EnrolReply>>,
-) -> End {
-    let mut last_renewal: Option<MonoMicros> = None;
-    loop {
-        let message = match io::read(&mut recv, Lane::Control).await {
-            Ok(Some(message)) => message,
-            Ok(None) => return End::Nonsense("the end of its control stream"),
-            Err(StreamError::Read(quinn::ReadError::ConnectionLost(e))) => return e.into(),
-            Err(source) => return End::Stream { what: "reading the control stream", source },
-        };
-        account(&heard, context.clock.boottime());
-        match message {
-            ToCoordinator::Facts(facts) => context.ports.facts(&peer, *facts).await,
-            ToCoordinator::Refused { run, failure } => context.ports.demand_refused(&peer, run, failure).await,
-            ToCoordinator::UpgradeFailed { upgrade, failure } => {
-                context.ports.upgrade_failed(&peer, upgrade, failure).await;
-            }
-            ToCoordinator::Goodbye { reason } => return End::Goodbye(reason),
-            ToCoordinator::Renew { csr_der } => {
-                let now = context.clock.boottime();
-                if last_renewal.replace(now).is_some_and(|last| now.ms_since(last) < renew::APART_MS) {
-                    return End::Nonsense("requests for certificates one after the other");
-                }
-                // Of two that wait to be sent, one is enough.
-                renewal.send_replace(Some(renew::answer(&peer, &csr_der, &context).await));
-            }
-            ToCoordinator::Hello(_) => return End::Nonsense("a second hello"),
-        }
-    }
 }
 
 async fn read_beats<P: Ports>(connection: &Connection, peer: &Peer, context: &Context<P>, heard: &Heard) -> End {
@@ -418,32 +264,6 @@ async fn read_beats<P: Ports>(connection: &Connection, peer: &Peer, context: &Co
     }
 }
 
-/// Evidence and artifact streams. quinn lets the peer open a fixed few, so the tasks are as few.
-async fn accept_streams<P: Ports>(
-    connection: Connection,
-    peer: Arc<Peer>,
-    context: Arc<Context<P>>,
-    heard: Heard,
-) -> End {
-    let mut streams = JoinSet::new();
-    loop {
-        // Cancel-safe: neither accept_bi nor join_next loses anything.
-        let (send, recv) = tokio::select! {
-            stream = connection.accept_bi() => match stream {
-                Ok(stream) => stream,
-                Err(e) => return e.into(),
-            },
-            Some(ended) = streams.join_next() => match ended {
-                Ok(Err(end)) => return end,
-                // A stream that ended in order, or panicked, which is reported already.
-                Ok(Ok(())) | Err(_) => continue,
-            },
-        };
-        let (peer, context, heard) = (peer.clone(), context.clone(), heard.clone());
-        streams.spawn(async move { stream(send, recv, &peer, &context, &heard).await });
-    }
-}
-
 async fn stream<P: Ports>(
     mut send: SendStream,
     mut recv: RecvStream,
@@ -458,7 +278,9 @@ async fn stream<P: Ports>(
         .map_err(|_| opening(StreamError::Stalled))?
         .map_err(opening)?;
     match Lane::of_tag(tag[0]).map_err(|e| opening(e.into()))? {
-        Lane::Artifact => judge("sending an artifact", artifact::send(&mut send, &mut recv, &*context.ports).await),
+        Lane::Artifact => {
+            judge("sending an artifact", Box::pin(artifact::send(&mut send, &mut recv, &*context.ports)).await)
+        }
         _ => evidence(send, recv, peer, context, heard).await,
     }
 }
@@ -497,7 +319,7 @@ async fn evidence<P: Ports>(
         if !whole {
             return Err(End::Nonsense("a batch that is empty, has gaps, or speaks for another run or host"));
         }
-        match context.ports.commit_evidence(peer, batch).await {
+        match Box::pin(context.ports.commit_evidence(peer, batch)).await {
             // Only now, after the commit.
             Ok(ack) => judge(WHAT, io::write(&mut send, Lane::Evidence, &ack).await)?,
             Err(failure) => {
@@ -515,7 +337,7 @@ async fn evidence<P: Ports>(
 }
 
 /// Closes what has been silent for a whole life lease: its agent has stopped by then, and would come with a new one.
-async fn watch_silence<P: Ports>(heard: Heard, context: Arc<Context<P>>) -> End {
+async fn watch_silence<P: Ports>(heard: &Heard, context: &Context<P>) -> End {
     loop {
         let silent = context.clock.boottime().ms_since(MonoMicros(heard.load(Relaxed)));
         let left = context.leases.life_ms.saturating_sub(silent);
@@ -526,14 +348,14 @@ async fn watch_silence<P: Ports>(heard: Heard, context: Arc<Context<P>>) -> End 
     }
 }
 
-fn close(connection: &Connection, code: Close, words: &str) {
+pub(super) fn close(connection: &Connection, code: Close, words: &str) {
     // A close must fit one packet.
     let cut = words.len().min(200);
     let cut = (0..=cut).rev().find(|&i| words.is_char_boundary(i)).unwrap_or(0);
     connection.close(code.code().into(), &words.as_bytes()[..cut]);
 }
 
-fn close_for(connection: &Connection, end: &End) {
+pub(super) fn close_for(connection: &Connection, end: &End) {
     let code = match end {
         End::Goodbye(_) => Close::Goodbye,
         End::Shutdown => Close::ShuttingDown,
@@ -546,17 +368,6 @@ fn close_for(connection: &Connection, end: &End) {
         End::Broken(_) | End::Stream { .. } => Close::Internal,
     };
     close(connection, code, &chain(end));
-}
-
-fn certificate_help(e: &quinn::ConnectionError) -> &'static str {
-    let text = e.to_string();
-    if text.contains("Expired") {
-        "enrol the host again with a new token from drumsctl host add"
-    } else if text.contains("UnknownIssuer") || text.contains("unknown issuer") {
-        "the host is enrolled with another coordinator; enrol it here with a token from drumsctl host add"
-    } else {
-        "enrol the host with a token from drumsctl host add, if it is yours"
-    }
 }
 
 /// What a failure of this side's own is on the wire.

@@ -60,8 +60,12 @@ pub(super) async fn read<T: DeserializeOwned>(stream: &mut RecvStream, lane: Lan
 }
 
 pub(super) async fn write<T: Serialize>(stream: &mut SendStream, lane: Lane, message: &T) -> Result<(), StreamError> {
-    let bytes = frame::wrap(lane, &codec::encode(lane, message)?)?;
-    write_bytes(stream, &bytes).await
+    write_bytes(stream, &wrapped(lane, message)?).await
+}
+
+/// A message as it goes on a stream.
+pub(super) fn wrapped<T: Serialize>(lane: Lane, message: &T) -> Result<Vec<u8>, StreamError> {
+    Ok(frame::wrap(lane, &codec::encode(lane, message)?)?)
 }
 
 /// Writes, as long as the peer takes something at all.

@@ -10,10 +10,12 @@ mod connection;
 pub mod endpoint;
 mod enrol;
 mod io;
+mod orders;
 mod places;
 pub mod ports;
 mod registry;
 mod renew;
+mod welcome;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -22,7 +24,10 @@ use quinn::{Endpoint, Incoming};
 use tokio::{sync::watch, task::JoinSet};
 
 use self::ports::{Ports, TokenStore};
-pub use self::registry::may_be_rebooted;
+pub use self::{
+    registry::may_be_rebooted,
+    welcome::{SECOND_MACHINE, shows_identity_of},
+};
 use crate::pki::Pki;
 
 /// Connections at once. An idle one takes some 40 KiB, and a fleet of a thousand that lost its path has its old

@@ -16,7 +16,11 @@ use super::{Control, REFUSED_EVIDENCE, requests::Request};
 use crate::{
     artifacts::{ArtifactError, Content},
     core::run::Observed,
-    net::ports::{Accepted, Order, Peer, Ports, Redemption, TokenRefusal, TokenStore},
+    net::{
+        SECOND_MACHINE, may_be_rebooted,
+        ports::{Accepted, Order, Peer, Ports, Redemption, TokenRefusal, TokenStore},
+        shows_identity_of,
+    },
     store::{AuditRow, CertificateRow, HelloRow, HostRow, StoreError, Stored, Who, Written},
 };
 
@@ -46,6 +50,14 @@ fn may_connect(
     }
 }
 
+/// The machine on which the host was seen before, perhaps rebooted.
+fn same_machine(peer: &Peer, before: Option<&HostFacts>, now: &MachineIdentity) -> Result<(), Failure> {
+    match before.is_none_or(|before| may_be_rebooted(&before.identity, now)) {
+        true => Ok(()),
+        false => Err(shows_identity_of(peer, SECOND_MACHINE, "a second machine")),
+    }
+}
+
 impl Ports for Control {
     async fn machine_of(&self, host: &HostId) -> Result<Option<MachineIdentity>, Failure> {
         let host = host.clone();
@@ -65,17 +77,25 @@ impl Ports for Control {
         let audit = self.row_of(peer, "connected");
         let audit = audit.detail(&format!("agent {} {}", hello_row.agent_version, hello_row.agent_sha256.short()));
         let (who, now) = (peer.clone(), self.now());
+        // One visit to the store: a fleet that comes back makes a thousand of them at once.
         let welcomed = self
             .store
             .call(move |s| {
                 let (row, certificate) = (s.host(&who.host)?, s.certificate(who.certificate)?);
-                if let Err(refused) = may_connect(&who, row.as_ref(), certificate.as_ref(), now) {
-                    return Ok(Err(refused));
+                let machine = &hello_row.facts.identity;
+                let may = may_connect(&who, row.as_ref(), certificate.as_ref(), now)
+                    .and_then(|()| same_machine(&who, row.as_ref().and_then(|r| r.facts.as_ref()), machine));
+                match may {
+                    Ok(()) => s.welcomed(&who.host, &hello_row, &audit).map(Ok),
+                    Err(refused) => Ok(Err(refused)),
                 }
-                s.welcomed(&who.host, &hello_row, &audit).map(Ok)
             })
             .await;
-        let generation = welcomed.map_err(|e| store_failure(&e))??;
+        let generation = welcomed.map_err(|e| store_failure(&e))?.inspect_err(|refused| {
+            if refused.code == SECOND_MACHINE {
+                self.report(peer.from.ip(), Some(&peer.host), refused);
+            }
+        })?;
         let times = {
             let mut leases = self.leases();
             // The store hands generations out in order, so an older one cannot come after a newer one.
@@ -84,7 +104,6 @@ impl Ports for Control {
         };
         self.seen_build(peer, build).await;
         let orders = self.connect(peer.host.clone(), generation).await?;
-        tracing::info!(host = %peer.host, generation = %generation, "host connected");
         let welcome = Welcome {
             host: peer.host.clone(),
             generation,
@@ -180,8 +199,7 @@ impl Ports for Control {
         self.term.get().is_none_or(|term| term.holds(self.clock.boottime())).then_some(ack)
     }
 
-    fn disconnected(&self, peer: &Peer, reason: &str) {
-        tracing::info!(host = %peer.host, reason, "host disconnected");
+    fn disconnected(&self, _peer: &Peer, _reason: &str) {
         self.wake.notify_one();
         self.changed();
     }

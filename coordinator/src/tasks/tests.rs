@@ -592,6 +592,26 @@ async fn a_name_moves_to_another_machine_by_a_new_enrolment() {
     life.end().await;
 }
 
+/// An image of an enrolled host that is started elsewhere while the host is down: nobody else holds the name then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_of_a_host_on_another_machine_is_refused_and_reported() {
+    let home = tempfile::tempdir().unwrap();
+    let (life, agents, _accepted) = idle_hosts(home.path(), &Arc::default()).await;
+    let peer = &agents[0].peer;
+    life.control.disconnected(peer, "it was switched off");
+    let mut copy = agents[0].hello();
+    copy.facts.identity = MachineIdentity { boot_id: "c".into(), hardware: "another".into(), ..Default::default() };
+    let refused = life.control.on_connect(peer, copy).await.unwrap_err();
+    assert_eq!((refused.class, refused.code.as_str()), (FailureClass::Refused, "second-machine"));
+    assert_eq!(life.control.machine_of(&peer.host).await.unwrap(), Some(facts().identity), "the host's own stands");
+    let audits = life.store.call(|s| s.audits(&AuditQuery::latest(100))).await.unwrap();
+    let told: Vec<_> = audits.iter().filter(|a| a.row.action == "refused").collect();
+    assert_eq!(told.iter().map(|a| a.row.host.clone()).collect::<Vec<_>>(), [Some(peer.host.clone())], "{told:?}");
+    let back = life.control.on_connect(peer, agents[0].hello()).await;
+    assert!(back.is_ok(), "the host itself comes back");
+    life.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strangers_and_complaining_hosts_cannot_fill_the_store() {
     let home = tempfile::tempdir().unwrap();
