@@ -12,7 +12,10 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::Ordering::{Relaxed, SeqCst},
+        atomic::{
+            AtomicU64,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
     time::Duration,
 };
@@ -58,6 +61,8 @@ pub(super) struct Agent {
     pub pace: watch::Receiver<Pace>,
     pub totals: Arc<Totals>,
     pub state: Mutex<State>,
+    /// Of the connection, as QUIC estimates it.
+    pub rtt_us: AtomicU64,
     /// The order changed: there may be work.
     pub ordered: Notify,
     /// There are new records.
@@ -70,6 +75,8 @@ pub(super) struct State {
     generation: Generation,
     desired: Option<Desired>,
     pub logs: BTreeMap<RunId, RunLog>,
+    /// When the coordinator answered last.
+    answered: MonoMicros,
     /// None: idle.
     activity: Option<Activity>,
     progress: u64,
@@ -149,7 +156,11 @@ impl Agent {
     }
 
     async fn stay(&self, connection: &Connection, send: SendStream, recv: RecvStream, welcome: &Welcome) -> Result<()> {
-        self.state().generation = welcome.generation;
+        {
+            let mut state = self.state();
+            state.generation = welcome.generation;
+            state.answered = SystemClock.boottime();
+        }
         let (to, from) = connection.open_bi().await?;
         let mut leave = self.pace.clone();
         // Whichever ends first ends the connection; nothing that another half did is lost, since all of it is repeated
@@ -194,6 +205,8 @@ impl Agent {
     async fn beat(&self, connection: &Connection, welcome: &Welcome) -> Result<()> {
         let mut pace = self.pace.clone();
         let mut number = 0;
+        // As the real agent does: a path that died silently shows here.
+        let patience_ms = welcome.dispatch_lease_ms.max(2 * welcome.beat_ms);
         // A fleet does not beat in step.
         let own = pace.borrow_and_update().beat.unwrap_or(Duration::from_millis(welcome.beat_ms));
         let mut next = tokio::time::Instant::now() + own.mul_f64(rand::random_range(0.0..1.0));
@@ -204,6 +217,8 @@ impl Agent {
             };
             let Some(every) = every else {
                 pace.changed().await?;
+                // Nobody answers what is not sent.
+                self.state().answered = SystemClock.boottime();
                 next = tokio::time::Instant::now() + own.mul_f64(rand::random_range(0.0..1.0));
                 continue;
             };
@@ -217,6 +232,9 @@ impl Agent {
             }
             next = (next + every).max(tokio::time::Instant::now());
             number += 1;
+            self.rtt_us.store(u64::try_from(connection.rtt().as_micros()).unwrap_or(u64::MAX), Relaxed);
+            let silent_ms = SystemClock.boottime().ms_since(self.state().answered);
+            ensure!(silent_ms <= patience_ms, "no beat was answered");
             let beat = {
                 let state = self.state();
                 Beat {
@@ -239,7 +257,9 @@ impl Agent {
             let datagram = connection.read_datagram().await?;
             if datagram.len() > 1 {
                 let ack: BeatAck = codec::decode(Lane::Datagram, &datagram)?;
-                ensure!(ack.sent <= MonoMicros(u64::MAX), "an answer to a beat of another clock");
+                let now = SystemClock.boottime();
+                ensure!(ack.sent <= now, "an answer to a beat of another clock");
+                self.state().answered = now;
                 self.totals.answers.fetch_add(1, Relaxed);
             }
         }

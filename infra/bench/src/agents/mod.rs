@@ -132,6 +132,7 @@ impl Swarm {
                 pace: paced.clone(),
                 totals: totals.clone(),
                 state: Mutex::new(State::default()),
+                rtt_us: AtomicU64::new(0),
                 ordered: Notify::new(),
                 written: Notify::new(),
                 build: Sha256::of(b"simulated agent"),
@@ -159,6 +160,15 @@ impl Swarm {
     pub async fn connected(&self, patience: Duration) -> Result<()> {
         let all = self.len();
         self.until(patience, "agents are connected", |t| (t.connected.load(SeqCst), all)).await
+    }
+
+    /// Waits until every connection's round trip is estimated below `rtt`: a crowd on two cores takes seconds to answer, and
+    /// whoever measures what comes after it measures those first.
+    pub async fn calm(&self, rtt: Duration, patience: Duration) -> Result<()> {
+        let most = u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX);
+        let left = self.poll(patience, || self.agents.iter().filter(|a| a.rtt_us.load(Relaxed) > most).count()).await;
+        ensure!(left == 0, "{left} agents' round trips take longer than {rtt:?} after {patience:?}");
+        Ok(())
     }
 
     /// Waits until none is.

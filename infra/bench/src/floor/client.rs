@@ -15,12 +15,12 @@ use drums_agent::net::client_config;
 use drums_common::wire::SERVER_NAME;
 use quinn::Endpoint;
 use tokio::{
-    sync::watch,
+    sync::{Notify, watch},
     task::JoinSet,
     time::{Instant, sleep, sleep_until},
 };
 
-use super::quic::read_frame;
+use super::quic::{ORDER, RECORD_BYTES, read_frame};
 use crate::agents::Host;
 
 /// What every client is to do; may be changed at any time.
@@ -92,12 +92,21 @@ impl Clients {
 
     /// Everybody uploads once more; returns when all is acknowledged.
     pub async fn upload(&self, bytes: usize, patience: Duration) -> Result<()> {
-        self.counts.uploaded.store(0, SeqCst);
+        self.forget_uploads();
         self.set(|l| {
             l.uploads += 1;
             l.upload_bytes = bytes;
         });
+        self.uploaded(patience).await
+    }
+
+    /// Waits until everybody has uploaded once more than when `forget_uploads` was called.
+    pub async fn uploaded(&self, patience: Duration) -> Result<()> {
         self.until(patience, "have uploaded", || self.counts.uploaded.load(SeqCst)).await
+    }
+
+    pub fn forget_uploads(&self) {
+        self.counts.uploaded.store(0, SeqCst);
     }
 
     async fn until(&self, patience: Duration, what: &str, count: impl Fn() -> usize) -> Result<()> {
@@ -128,9 +137,14 @@ async fn one(
     to.write_all(&0_u32.to_be_bytes()).await?;
     from.read_exact(&mut accepted).await?;
     counts.connected.fetch_add(1, SeqCst);
+    let ordered = Notify::new();
     let echoing = async {
         loop {
             let frame = read_frame(&mut control).await?;
+            if frame.first() == Some(&ORDER) {
+                ordered.notify_one();
+                continue;
+            }
             echo.write_all(&(u32::try_from(frame.len())?).to_be_bytes()).await?;
             echo.write_chunk(Bytes::from(frame)).await?;
         }
@@ -139,8 +153,15 @@ async fn one(
     let uploading = async {
         let mut done = uploading_loads.borrow_and_update().uploads;
         loop {
-            let load = *uploading_loads.wait_for(|l| l.uploads > done).await?;
-            let mut left = load.upload_bytes;
+            // Both branches are cancel-safe: they only wait.
+            let mut left = tokio::select! {
+                load = uploading_loads.wait_for(|l| l.uploads > done) => {
+                    let load = *load?;
+                    done = load.uploads;
+                    load.upload_bytes
+                }
+                () = ordered.notified() => RECORD_BYTES,
+            };
             while left > 0 {
                 let bytes = left.min(FRAME);
                 to.write_all(&(u32::try_from(bytes)?).to_be_bytes()).await?;
@@ -148,7 +169,6 @@ async fn one(
                 from.read_exact(&mut [0]).await?;
                 left -= bytes;
             }
-            done = load.uploads;
             counts.uploaded.fetch_add(1, SeqCst);
         }
     };

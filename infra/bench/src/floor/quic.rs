@@ -1,7 +1,8 @@
 //! Bare quinn: the coordinator's own endpoint (the same sockets, TLS and transport settings, the same streams open) and
 //! nothing behind it.
 //!
-//! Datagrams are counted and dropped. A push writes so many bytes to each connection and waits until each has echoed them.
+//! Datagrams are counted and dropped. A push writes so many bytes to each connection and waits until each has echoed them;
+//! an order writes as many, and each client answers it with an upload of `RECORD_BYTES`.
 //! Uploads are hashed, written and synced as the coordinator writes evidence: SQLite with the same settings, one
 //! transaction for all that waits, acknowledged after it.
 
@@ -25,6 +26,11 @@ use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 
 use crate::process::serve_lines;
 
+/// What a pushed frame begins with: it is to be echoed, or to be answered by an upload.
+pub const ECHO: u8 = 7;
+pub const ORDER: u8 = 8;
+/// As many as a host's first record of a run has, about.
+pub const RECORD_BYTES: usize = 1_024;
 /// A frame on a stream of the floor: a length, then as many bytes.
 pub const MAX_FRAME: usize = 1 << 20;
 
@@ -64,6 +70,10 @@ pub fn serve(home: &Path, address: SocketAddr, database: &Path) -> Result<()> {
         ("push", bytes) => {
             let took = runtime.block_on(push(&shared, bytes.parse()?))?;
             Ok(json!({ "us": took.as_micros() as u64 }))
+        }
+        ("order", bytes) => {
+            runtime.block_on(write_to_all(&shared, bytes.parse()?, ORDER))?;
+            Ok(serde_json::Value::Null)
         }
         _ => Ok(json!({
             "datagrams": shared.datagrams.load(SeqCst),
@@ -108,28 +118,30 @@ async fn count_echoes(mut echo: RecvStream, shared: &Shared) -> Result<()> {
 
 /// Until every connection that lives has echoed.
 async fn push(shared: &Shared, bytes: usize) -> Result<Duration> {
-    ensure!(bytes <= MAX_FRAME, "a push has {MAX_FRAME} bytes at most");
-    let mut frame = (u32::try_from(bytes)?).to_be_bytes().to_vec();
-    frame.resize(bytes + 4, 7);
-    let frame = Bytes::from(frame);
     shared.echoes.store(0, SeqCst);
     let began = Instant::now();
-    let mut wanted = 0;
-    {
-        let mut controls = shared.controls.lock().await;
-        let mut alive = Vec::with_capacity(controls.len());
-        for mut control in controls.drain(..) {
-            if control.write_chunk(frame.clone()).await.is_ok() {
-                wanted += 1;
-                alive.push(control);
-            }
-        }
-        *controls = alive;
-    }
+    let wanted = write_to_all(shared, bytes, ECHO).await?;
     while shared.echoes.load(SeqCst) < wanted {
         tokio::time::timeout(Duration::from_secs(30), shared.echoed.notified()).await.context("an echo is missing")?;
     }
     Ok(began.elapsed())
+}
+
+/// One frame to every connection that lives; how many there are.
+async fn write_to_all(shared: &Shared, bytes: usize, first: u8) -> Result<usize> {
+    ensure!((1..=MAX_FRAME).contains(&bytes), "a frame has 1 to {MAX_FRAME} bytes");
+    let mut frame = (u32::try_from(bytes)?).to_be_bytes().to_vec();
+    frame.resize(bytes + 4, first);
+    let frame = Bytes::from(frame);
+    let mut controls = shared.controls.lock().await;
+    let mut alive = Vec::with_capacity(controls.len());
+    for mut control in controls.drain(..) {
+        if control.write_chunk(frame.clone()).await.is_ok() {
+            alive.push(control);
+        }
+    }
+    *controls = alive;
+    Ok(controls.len())
 }
 
 pub async fn read_frame(stream: &mut RecvStream) -> Result<Vec<u8>> {

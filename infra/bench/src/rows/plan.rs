@@ -1,10 +1,11 @@
 //! A plan of 4 KiB to every agent, until each has acknowledged it by evidence that is committed.
 //!
 //! Ours is a real run: from the instant at which the coordinator stored that it begins, until the last agent had the
-//! acknowledgement of its first record. Bare quinn writes as many bytes and waits for their echo. OpenSSH takes the same
+//! acknowledgement of its first record. Bare quinn writes as many bytes and waits for their echo; a second floor has what an
+//! echo lacks: each client's record is hashed, written and synced, and then acknowledged. OpenSSH takes the same
 //! file to fifty hosts, each connection to one address: it costs what it costs wherever it leads.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Instant};
 
 use anyhow::{Context as _, Result};
 use drums_common::{clock::Micros, experiment::Registration, lease::LeaseTimes};
@@ -21,7 +22,13 @@ use crate::{
 };
 
 const BYTES: usize = 4096;
-const ARMS: [&str; 4] = ["ours", "bare quinn echo", "OpenSSH, fresh", "OpenSSH, warm ControlMaster"];
+const ARMS: [&str; 5] = [
+    "ours",
+    "bare quinn echo",
+    "OpenSSH, fresh",
+    "OpenSSH, warm ControlMaster",
+    "bare quinn that writes and syncs a record of each",
+];
 
 #[allow(clippy::cast_precision_loss)] // microseconds of one round
 pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
@@ -51,11 +58,11 @@ pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
     };
 
     let per = |us: f64, hosts: usize, cpu_us| Reading { value: us / hosts as f64, cpu_us };
-    let mut readings: [Vec<Reading>; 4] = Default::default();
+    let mut readings: [Vec<Reading>; 5] = Default::default();
     let rounds = bench.size.rounds;
     for (n, round) in order(bench.seed, "plan", ARMS.len(), rounds).into_iter().enumerate() {
         for arm in round {
-            if arm >= 2 && (n >= bench.size.ssh_rounds || ssh.is_none()) {
+            if matches!(arm, 2 | 3) && (n >= bench.size.ssh_rounds || ssh.is_none()) {
                 continue;
             }
             bench.settle().await;
@@ -78,6 +85,13 @@ pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
                     let took = floor.helper.ask(&format!("push {BYTES}"))?;
                     per(took["us"].as_f64().context("no time")?, all, cpu.us_per(all as f64)?)
                 }
+                (4, _) => {
+                    clients.forget_uploads();
+                    let (cpu, began) = (Cpu::of(floor.helper.pid())?, Instant::now());
+                    floor.helper.ask(&format!("order {BYTES}"))?;
+                    clients.uploaded(PATIENCE).await?;
+                    per(began.elapsed().as_secs_f64() * 1e6, all, cpu.us_per(all as f64)?)
+                }
                 (arm, Some(ssh)) => {
                     let took = ssh.push(&plan, arm == 3)?;
                     per(took.as_secs_f64() * 1e6, hosts.into(), f64::NAN)
@@ -88,9 +102,21 @@ pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
         }
         told("plan", n, rounds, &ARMS, &readings);
     }
-    let [ours, quinn, fresh, warm] = &readings;
+    let [ours, quinn, fresh, warm, synced] = &readings;
     let name = format!("plan of 4 KiB to {all} agents, all acknowledged and committed");
-    let mut rows = vec![ratio(&name, ours, ARMS[1], quinn, "us per host", Goal::AtMost(1.2), bench.seed)];
+    let mut rows = vec![
+        ratio(&name, ours, ARMS[1], quinn, "us per host", Goal::AtMost(1.2), bench.seed),
+        ratio(&name, ours, ARMS[4], synced, "us per host", Goal::None, bench.seed),
+        ratio(
+            "what writing and syncing adds to the echo",
+            synced,
+            ARMS[1],
+            quinn,
+            "us per host",
+            Goal::None,
+            bench.seed,
+        ),
+    ];
     for (arm, theirs, goal) in [(ARMS[2], fresh, 100.0), (ARMS[3], warm, 10.0)] {
         if !theirs.is_empty() {
             let name = format!("plan per host: {arm} ({hosts} hosts), over ours");

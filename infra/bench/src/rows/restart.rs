@@ -20,6 +20,8 @@ use crate::{
 
 /// Between looks, which cost the coordinator something too.
 const LOOK: Duration = Duration::from_millis(50);
+/// A round trip of a fleet at work on one machine, QUIC's delayed acknowledgements included.
+const CALM: Duration = Duration::from_millis(100);
 
 /// How long everything took, counted from the kill.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +68,8 @@ pub async fn kill(dir: &Path, program: &Path, scale: Scale, times: usize, to_the
             Ok(views.iter().all(|v| v["phase"] == "running" && v["blocks_done"].as_u64() >= Some(hosts)))
         })
         .await?;
+        // Each kill finds a fleet at work, and not one that is still getting over the last.
+        swarm.calm(CALM, PATIENCE).await?;
         back.push(kill_once(&home, &mut coordinator, &swarm, &runs).await?);
     }
     if to_the_end {

@@ -36,7 +36,7 @@ pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
     let mut readings: [Vec<Reading>; 3] = Default::default();
     let mut took = Vec::new();
     // The first storm of each makes what later ones find: threads, statements, pages.
-    let rounds = (bench.size.rounds / 2).max(MIN_UNITS) + 1;
+    let rounds = bench.size.rounds.max(MIN_UNITS) + 1;
     for (n, round) in order(bench.seed, "storm", ARMS.len(), rounds).into_iter().enumerate() {
         for arm in round {
             bench.settle().await;
