@@ -1,8 +1,8 @@
 //! The network side's threads: one that beats, one that may have to wait for a disk.
 //!
 //! Beats say that this agent lives, so nothing that touches a file runs between them: a disk that hangs must not look like
-//! a dead agent. One thread each: with a second one, what the first cancels the second still wakes up for, also in the
-//! middle of a quiet interval.
+//! a dead agent. One thread each: a second one may still wake up for a timer that the first has cancelled, also in the middle
+//! of a quiet interval.
 
 use std::{io, time::Duration};
 
