@@ -55,7 +55,8 @@ pub struct Accepted {
 /// The agents' endpoint.
 pub trait Ports: Send + Sync + 'static {
     /// The machine that this host ran on when it was last welcomed, or `None` if it never was or was enrolled anew since.
-    /// Asked to tell two that show one identity at once apart; a machine that comes alone is judged by `on_connect`.
+    /// A connection from another one is refused by `net` while the host has one, and so is any while the answer is a
+    /// failure; a machine that comes alone is judged by `on_connect`.
     fn machine_of(&self, host: &HostId) -> impl Future<Output = Result<Option<MachineIdentity>, Failure>> + Send;
 
     /// A host says hello. Store its facts, hand out the generation; or refuse (released host, revoked certificate),

@@ -63,6 +63,11 @@ impl Registry {
         Claim::Granted
     }
 
+    /// True if the host has a connection, dead or alive.
+    pub fn is_held(&self, host: &HostId) -> bool {
+        self.lock().contains_key(host)
+    }
+
     /// Gives a host up. True if `connection` still held it, false if another one has replaced it.
     pub fn release(&self, host: &HostId, connection: &Connection) -> bool {
         let mut live = self.lock();

@@ -157,12 +157,15 @@ async fn admit<P: Ports>(
     if hello.installation != peer.installation {
         return Err(second("wrong-installation", "an agent with another state folder"));
     }
+    // Before it could take a connection over; a machine that comes alone is judged by `on_connect`.
+    if context.registry.is_held(host)
+        && let Some(before) = context.ports.machine_of(host).await?
+        && !may_be_rebooted(&before, &hello.facts.identity)
+    {
+        return Err(second(SECOND_MACHINE, "a second machine"));
+    }
     if context.registry.claim(host, connection, hello.instance).await == Claim::Disputed {
-        let before = context.ports.machine_of(host).await?;
-        return Err(match before.is_none_or(|before| may_be_rebooted(&before, &hello.facts.identity)) {
-            true => second("second-agent", "a second agent"),
-            false => second(SECOND_MACHINE, "a second machine"),
-        });
+        return Err(second("second-agent", "a second agent"));
     }
     let accepted = context.ports.on_connect(peer, hello).await;
     if accepted.is_err() {
