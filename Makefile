@@ -42,4 +42,4 @@ demo-clean: prepare-build ## Remove what a crashed demo left behind
 test: prepare-test ## Everything that is checked: `cargo xtask check`, then all tests; names what was skipped
 	cargo build --locked --workspace --bins --tests
 	"$$CARGO_TARGET_DIR/debug/xtask" check
-	status=0; cargo nextest run --locked --workspace || status=$$?; "$$CARGO_TARGET_DIR/debug/xtask" skips || status=$$?; exit $$status
+	status=0; cargo nextest run --locked --workspace || status=$$?; cargo test --locked --quiet --doc -p drums-provider || status=$$?; "$$CARGO_TARGET_DIR/debug/xtask" skips || status=$$?; exit $$status

@@ -1,0 +1,3 @@
+//! What the pieces do together.
+
+mod ownership;
