@@ -8,10 +8,10 @@ SHELL := /bin/bash
 CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)
 export CARGO_TARGET_DIR ?= $(CACHE)/drumsbench/target
 
-.PHONY: help test demo demo-clean build image install prepare-build prepare-demo prepare-test
+.PHONY: help test test-ec2 demo demo-clean build image install prepare-build prepare-demo prepare-test
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 # A static pattern: make skips implicit rules for phony targets.
 prepare-build prepare-demo prepare-test: prepare-%:
@@ -43,3 +43,8 @@ test: prepare-test ## Everything that is checked: `cargo xtask check`, then all 
 	cargo build --locked --workspace --bins --tests
 	"$$CARGO_TARGET_DIR/debug/xtask" check
 	status=0; cargo nextest run --locked --workspace || status=$$?; cargo test --locked --quiet --doc -p drums-provider || status=$$?; "$$CARGO_TARGET_DIR/debug/xtask" skips || status=$$?; exit $$status
+
+# The programs of the virtual environment that infra/prepare made for the tests' AWS.
+EMULATOR := $(CACHE)/drumsbench/moto/bin
+test-ec2: prepare-test ## What runs in AWS: the tests' own AWS first
+	cd infra/emulator && $(EMULATOR)/python -m unittest discover -t . -s tests
