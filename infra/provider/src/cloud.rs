@@ -208,6 +208,8 @@ pub struct Recipe {
     pub market: Market,
     /// `CpuOptions.NestedVirtualization` = enabled. Not for bare metal, which needs none.
     pub nested: bool,
+    /// Whether a probe guest must have booted on it, with hardware support, before it is ready.
+    pub prove_guest: bool,
     pub security_groups: Vec<SecurityGroupId>,
     /// Name of the instance profile; `None` for none.
     pub instance_profile: Option<String>,

@@ -122,7 +122,7 @@ impl FailureKind {
 }
 
 /// A failed call: what was attempted, what AWS said.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 pub struct CloudError {
     pub kind: FailureKind,
     /// The API call by AWS's name, as `RunInstances`.

@@ -4,11 +4,19 @@
 //! is it really gone, what did it cost) as functions of data and `now`, and the [port](cloud::Cloud) to the cloud that
 //! shows and does what they need. Knows no SDK, no runtime, no store.
 
+pub mod alarm;
+pub mod ask;
 pub mod cloud;
 pub mod deadline;
 pub mod failure;
+pub mod gates;
 pub mod host;
+pub mod launch;
 pub mod money;
+pub mod reap;
+pub mod receipt;
+pub mod spend;
+pub mod sweep;
 pub mod tags;
 pub mod token;
 pub mod words;

@@ -1,3 +1,8 @@
 //! What the pieces do together.
 
+mod gates;
+mod launch;
 mod ownership;
+mod reap;
+mod support;
+mod sweep;

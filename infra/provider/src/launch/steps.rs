@@ -1,0 +1,340 @@
+//! The steps of a launch: from what is stored and what is shown to what is stored next and done.
+
+use drums_common::clock::Micros;
+
+use super::{Act, Decision, Doubt, Guest, Launch, Patience, ReadBack, Reply, State, Then, View, Why, read_back};
+use crate::{
+    alarm::{Alarm, AlarmKind, backoff_ms},
+    cloud::{Instance, InstanceState},
+    deadline::{TagSays, effective_deadline},
+    failure::{CloudError, Effect, FailureKind, Remedy},
+    host::OwnedInstance,
+    tags,
+};
+
+impl Launch {
+    /// What comes next. Asked again with the same, it says the same.
+    pub fn decide(&self, view: &View, now: Micros, patience: &Patience) -> Decision {
+        let mut d = Decision { launch: self.clone(), reap: Vec::new(), act: None, alarms: Vec::new() };
+        let shown = self.shown(view, &mut d);
+        match &self.state {
+            State::Closed { .. } => {}
+            State::Intended { .. } | State::Resolving { .. } => match shown {
+                Some((instance, _)) => self.found(&mut d, view, &instance, now, patience),
+                None => self.not_found(&mut d, view, now, patience),
+            },
+            _ => self.known(&mut d, view, shown, now, patience),
+        }
+        d
+    }
+
+    /// The instance that is shown and ours by this attempt's token. EC2 makes one per token; should it ever show more,
+    /// the others are ended.
+    fn shown<'v>(&self, view: &'v View, d: &mut Decision) -> Option<(OwnedInstance, &'v Instance)> {
+        let all = view.instances.as_deref().unwrap_or_default();
+        let mut ours: Vec<_> = all.iter().filter_map(|i| Some((self.host.claim(i)?, i))).collect();
+        // The one that we know, then one that lives.
+        ours.sort_by_key(|(o, i)| (Some(o) != self.instance(), i.state.is_going(), o.id().clone()));
+        let mut ours = ours.into_iter();
+        let first = ours.next();
+        for (other, _) in ours {
+            d.alarms.push(Alarm::new(
+                AlarmKind::Twice,
+                format!("{other} is a second instance under token {}; it is ended", self.host.token()),
+            ));
+            d.reap.push((other, Why::Unwanted("a second instance under one token".to_owned())));
+        }
+        first
+    }
+
+    /// Why it should not be, if it should not.
+    fn over(&self, view: &View, now: Micros) -> Option<Why> {
+        if now >= self.due(view) {
+            return Some(Why::Deadline);
+        }
+        view.unwanted.clone().map(Why::Unwanted)
+    }
+
+    /// The deadline that counts, with what the tag of the instance says if one is shown.
+    fn due(&self, view: &View) -> Micros {
+        let all = view.instances.as_deref().unwrap_or_default();
+        let tag = all.iter().find(|i| self.host.claim(i).is_some()).and_then(|i| i.tags.get(tags::DEADLINE));
+        effective_deadline(self.host.deadline(), tag.map(String::as_str)).0
+    }
+
+    /// Something is shown under a token of which we did not know what it made.
+    fn found(&self, d: &mut Decision, view: &View, instance: &OwnedInstance, now: Micros, patience: &Patience) {
+        let going = view.instances.iter().flatten().any(|i| i.id == *instance.id() && !is_up(i.state));
+        let closing = match &self.state {
+            State::Resolving { then: Then::Close(why), .. } => Some(why.clone()),
+            _ => None,
+        };
+        if let Some(why) = self.over(view, now).or(closing) {
+            d.reap.push((instance.clone(), why.clone()));
+            d.launch.state = State::Closed { why };
+        } else if going {
+            self.give_up(d, instance, Why::Gone, true, now, patience);
+        } else {
+            d.launch.state = State::Launched { instance: instance.clone(), since: now };
+        }
+    }
+
+    fn not_found(&self, d: &mut Decision, view: &View, now: Micros, patience: &Patience) {
+        let late = || (now.plus_ms(patience.least_life_ms) > self.host.deadline()).then_some(Why::TooLate);
+        let over = self.over(view, now).or_else(late);
+        match (&self.state, over) {
+            (State::Intended { doubt: Doubt::None, .. }, Some(why)) => d.launch.state = State::Closed { why },
+            (State::Intended { .. }, Some(why)) => {
+                d.launch.state = State::Resolving { since: now, then: Then::Close(why) };
+            }
+            (State::Intended { doubt, not_before, tries }, None) if now >= *not_before => {
+                let doubt = if *doubt == Doubt::None { Doubt::ThisCall } else { Doubt::Earlier };
+                d.launch.state = State::Intended { doubt, not_before: *not_before, tries: *tries };
+                d.act = Some(Act::Run(Box::new(self.order())));
+            }
+            (State::Resolving { since, then }, over) => {
+                let then = match (then, over) {
+                    (Then::NextAttempt(_), Some(why)) => Then::Close(why),
+                    (then, _) => then.clone(),
+                };
+                let settled = view.instances.is_ok() && now >= since.plus_ms(patience.settle_ms);
+                d.launch.state = match (settled, then) {
+                    (false, then) => State::Resolving { since: *since, then },
+                    (true, Then::Close(why)) => State::Closed { why },
+                    (true, Then::NextAttempt(error)) => return self.elsewhere(&mut d.launch, &error, now, patience),
+                };
+            }
+            _ => {}
+        }
+    }
+
+    /// The instance is known: is it still there, what it should be, and armed?
+    fn known(
+        &self,
+        d: &mut Decision,
+        view: &View,
+        shown: Option<(OwnedInstance, &Instance)>,
+        now: Micros,
+        patience: &Patience,
+    ) {
+        let Some(instance) = self.instance().cloned() else { return };
+        if let Some(why) = self.over(view, now) {
+            return self.give_up(d, &instance, why, false, now, patience);
+        }
+        let seen = shown.filter(|(o, _)| *o == instance).map(|(_, i)| i);
+        if seen.is_some_and(|i| !is_up(i.state)) {
+            // One that was ready has work bound to it: whether there is to be another is not this launch's to say.
+            let again = !matches!(self.state, State::Ready { .. });
+            return self.give_up(d, &instance, Why::Gone, again, now, patience);
+        }
+        let wanted = self.schedule(&instance, self.due(view));
+        let armed = matches!(&view.schedule, Ok(Some(s)) if *s == wanted);
+        if !armed && view.schedule.is_ok() {
+            d.act = Some(Act::PutSchedule(Box::new(wanted)));
+        }
+        match &self.state {
+            State::Launched { since, .. } => self.launched(d, view, &instance, seen, (*since, armed), now, patience),
+            State::Armed { since, running, .. } => {
+                self.layer_gone(d, view, armed);
+                let started = seen.is_some_and(|i| i.state == InstanceState::Running).then_some(now);
+                let running = running.or(started);
+                if view.enrolled {
+                    d.launch.state = State::Enrolled { instance, since: now };
+                } else if now >= running.unwrap_or(*since).plus_ms(patience.boot_ms) {
+                    self.give_up(d, &instance, Why::NotEnrolled, true, now, patience);
+                } else {
+                    d.launch.state = State::Armed { instance, since: *since, running };
+                }
+            }
+            State::Enrolled { since, .. } => {
+                self.layer_gone(d, view, armed);
+                match &view.guest {
+                    _ if !self.recipe.prove_guest => d.launch.state = State::Ready { instance },
+                    Guest::Booted => d.launch.state = State::Ready { instance },
+                    Guest::Failed(why) => {
+                        self.give_up(d, &instance, Why::NoGuest(why.clone()), false, now, patience);
+                    }
+                    Guest::NotYet if now >= since.plus_ms(patience.probe_ms) => {
+                        let why = Why::NoGuest("none booted in time".to_owned());
+                        self.give_up(d, &instance, why, false, now, patience);
+                    }
+                    Guest::NotYet => {}
+                }
+            }
+            _ => self.layer_gone(d, view, armed),
+        }
+        self.tag_edited(d, seen);
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one step's whole situation")]
+    fn launched(
+        &self,
+        d: &mut Decision,
+        view: &View,
+        instance: &OwnedInstance,
+        seen: Option<&Instance>,
+        (since, armed): (Micros, bool),
+        now: Micros,
+        patience: &Patience,
+    ) {
+        if !armed && now >= since.plus_ms(patience.arm_ms) {
+            let why = match &view.schedule {
+                Err(e) => e.to_string(),
+                Ok(None) => "it was made and is not shown".to_owned(),
+                Ok(Some(_)) => "what is shown under its name is another one".to_owned(),
+            };
+            return self.give_up(d, instance, Why::NotArmed(why), false, now, patience);
+        }
+        if let Err(e) = &view.schedule
+            && e.kind.remedy() == Remedy::Person
+        {
+            return self.give_up(d, instance, Why::NotArmed(e.to_string()), false, now, patience);
+        }
+        let late = now >= since.plus_ms(patience.appear_ms);
+        match seen.map(|i| read_back(&self.order(), i)) {
+            Some(ReadBack::Differs(what)) => {
+                self.give_up(d, instance, Why::ReadBack(what), false, now, patience);
+            }
+            Some(ReadBack::NotYet(what)) if late => {
+                let why = Why::ReadBack(format!("not shown: {what}"));
+                self.give_up(d, instance, why, false, now, patience);
+            }
+            None if late => self.give_up(d, instance, Why::NeverShown, true, now, patience),
+            Some(ReadBack::Same) if armed => {
+                let instance = instance.clone();
+                d.launch.state = State::Armed { instance, since: now, running: None };
+            }
+            _ => {}
+        }
+    }
+
+    /// A schedule that was there is not, or not as it was: it is made again, and someone should know.
+    fn layer_gone(&self, d: &mut Decision, view: &View, armed: bool) {
+        if !armed {
+            let what = match &view.schedule {
+                Ok(None) => "is gone; it is made again".to_owned(),
+                Ok(Some(_)) => "is not as it should be, or its deadline was shortened; it is made anew".to_owned(),
+                Err(e) => format!("cannot be looked at: {e}"),
+            };
+            let message = format!("the schedule that ends host {} {what}", self.host.host());
+            d.alarms.push(Alarm::new(AlarmKind::LayerGone, message));
+        }
+    }
+
+    fn tag_edited(&self, d: &mut Decision, seen: Option<&Instance>) {
+        let Some(seen) = seen.filter(|i| !i.tags.is_empty()) else { return };
+        let tag = seen.tags.get(tags::DEADLINE).map(String::as_str);
+        let (due, says) = effective_deadline(self.host.deadline(), tag);
+        if says != TagSays::Same {
+            let message = format!("the deadline's tag of {} is {tag:?}; what counts is {due}", seen.id);
+            d.alarms.push(Alarm::new(AlarmKind::TagEdited, message));
+        }
+    }
+
+    /// The instance is the reaper's; the host gets another one, or none.
+    fn give_up(
+        &self,
+        d: &mut Decision,
+        instance: &OwnedInstance,
+        why: Why,
+        again: bool,
+        now: Micros,
+        patience: &Patience,
+    ) {
+        d.act = None;
+        d.reap.push((instance.clone(), why.clone()));
+        if again {
+            self.next_attempt(&mut d.launch, why, now, patience);
+        } else {
+            d.launch.state = State::Closed { why };
+        }
+    }
+
+    /// The next token, at the same place. Only after the one before is known to have made nothing more.
+    fn next_attempt(&self, launch: &mut Launch, otherwise: Why, now: Micros, patience: &Patience) {
+        let late = now.plus_ms(patience.least_life_ms) > self.host.deadline();
+        match self.host.relaunch().filter(|h| !late && h.attempt() <= patience.attempts) {
+            Some(host) => {
+                launch.host = host;
+                let not_before = now.plus_ms(patience.retry_ms);
+                launch.state = State::Intended { doubt: Doubt::None, not_before, tries: 0 };
+            }
+            None => launch.state = State::Closed { why: otherwise },
+        }
+    }
+
+    /// The next token at the next place; at the first again, after a wait that grows with each time round.
+    fn elsewhere(&self, launch: &mut Launch, error: &CloudError, now: Micros, patience: &Patience) {
+        let otherwise = match error.kind {
+            FailureKind::Capacity => Why::NoCapacity(error.clone()),
+            _ => Why::TooManyAttempts,
+        };
+        self.next_attempt(launch, otherwise, now, patience);
+        launch.place = self.place + 1;
+        let round = launch.place / self.recipe.placements.len();
+        if launch.place.is_multiple_of(self.recipe.placements.len())
+            && let State::Intended { not_before, .. } = &mut launch.state
+        {
+            let tries = u32::try_from(round).unwrap_or(u32::MAX);
+            *not_before = now.plus_ms(backoff_ms(tries, patience.retry_ms * 8, patience.retry_ms * 128));
+        }
+    }
+
+    /// What came of the act of the last decision; to be stored, with the reaps, at once.
+    pub fn heard(&self, reply: &Reply, now: Micros, patience: &Patience) -> Decision {
+        let mut d = Decision { launch: self.clone(), reap: Vec::new(), act: None, alarms: Vec::new() };
+        match (&self.state, reply) {
+            (State::Intended { .. }, Reply::Ran(Ok(seen))) => {
+                // One that does not bear our token is not ours, whatever the call was; the next look tells.
+                if let Some(instance) = self.host.claim(seen) {
+                    d.launch.state = State::Launched { instance, since: now };
+                }
+            }
+            (State::Intended { doubt, tries, .. }, Reply::Ran(Err(e))) => {
+                self.not_run(&mut d, e, (*doubt, *tries), now, patience);
+            }
+            (State::Launched { instance, .. }, Reply::Scheduled(Err(e))) if e.kind.remedy() == Remedy::Person => {
+                let why = Why::NotArmed(e.to_string());
+                self.give_up(&mut d, &instance.clone(), why, false, now, patience);
+            }
+            (_, Reply::Scheduled(Err(e))) if e.kind.remedy() == Remedy::Person => {
+                d.alarms.push(Alarm::new(AlarmKind::Powerless, e.to_string()));
+            }
+            _ => {}
+        }
+        d
+    }
+
+    fn not_run(
+        &self,
+        d: &mut Decision,
+        e: &CloudError,
+        (doubt, tries): (Doubt, u32),
+        now: Micros,
+        patience: &Patience,
+    ) {
+        let certain = doubt != Doubt::Earlier && e.kind.effect() == Effect::None;
+        match (e.kind.remedy(), certain) {
+            (Remedy::Again, certain) => {
+                let doubt = if certain { Doubt::None } else { Doubt::Earlier };
+                let wait_ms = backoff_ms(tries, patience.retry_ms, patience.retry_ms * 32);
+                let not_before = now.plus_ms(wait_ms);
+                d.launch.state = State::Intended { doubt, not_before, tries: tries.saturating_add(1) };
+            }
+            (Remedy::Elsewhere, true) => self.elsewhere(&mut d.launch, e, now, patience),
+            (Remedy::Person, true) => d.launch.state = State::Closed { why: Why::Refused(e.clone()) },
+            // Refused now, but a call before may have been taken; or the answer itself says that there is something.
+            (Remedy::Elsewhere | Remedy::Look | Remedy::Unprotect, _) => {
+                d.launch.state = State::Resolving { since: now, then: Then::NextAttempt(e.clone()) };
+            }
+            (Remedy::Person, false) => {
+                d.launch.state = State::Resolving { since: now, then: Then::Close(Why::Refused(e.clone())) };
+            }
+        }
+    }
+}
+
+/// Pending counts: it is on its way. A stopped one is of no use, and is ended.
+fn is_up(state: InstanceState) -> bool {
+    matches!(state, InstanceState::Pending | InstanceState::Running)
+}
