@@ -46,5 +46,6 @@ test: prepare-test ## Everything that is checked: `cargo xtask check`, then all 
 
 # The programs of the virtual environment that infra/prepare made for the tests' AWS.
 EMULATOR := $(CACHE)/drumsbench/moto/bin
-test-ec2: prepare-test ## What runs in AWS: the tests' own AWS first
-	cd infra/emulator && $(EMULATOR)/python -m unittest discover -t . -s tests
+test-ec2: prepare-test ## What runs in AWS: the tests' own AWS, then what is deployed there
+	cd infra/emulator && $(EMULATOR)/python -m unittest discover -b -t . -s tests
+	cd infra/cloud && PYTHONPATH=../emulator $(EMULATOR)/python -m unittest discover -b -t . -s checks

@@ -20,6 +20,10 @@ fn test_functions() -> BTreeSet<String> {
                     let function = part.split("fn ").nth(1).and_then(|s| s.split(['(', '<']).next());
                     found.extend(function.map(str::to_owned));
                 }
+            } else if name.starts_with("test_") && name.ends_with(".py") {
+                let text = fs::read_to_string(&path).unwrap();
+                let names = text.lines().filter_map(|l| l.trim_start().strip_prefix("def ")?.split_once('('));
+                found.extend(names.map(|(name, _)| name.to_owned()).filter(|name| name.starts_with("test_")));
             }
         }
     }

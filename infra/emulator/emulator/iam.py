@@ -137,10 +137,13 @@ def _of_ec2(call, base, arn):
         yield f"ec2:{call.action}", "*", base
         return
     new = {tag["Key"]: tag.get("Value", "") for tag in _groups(call.params, "Tag").values()}
+    changed = [key.removesuffix(".Value") for key in call.params if key.endswith(".Value") and not key.startswith("Tag.")]
+    if call.action == "ModifyInstanceAttribute" and changed:
+        base |= {"ec2:Attribute": changed[0]}
     for id_ in ids:
         kind = {"i": "instance", "vol": "volume"}.get(id_.partition("-")[0], "*")
         context = base | {f"aws:ResourceTag/{key}": value for key, value in _tags_of(call.region, id_).items()}
-        yield f"ec2:{call.action}", arn("ec2", f"{kind}/{id_}"), context | _requested(new)
+        yield f"ec2:{call.action}", arn("ec2", f"{kind}/{id_}"), context | _profile_of(call.region, id_) | _requested(new)
 
 
 def _of_a_launch(call, base, arn):
@@ -178,6 +181,11 @@ def _role_of(profile):
         if known.name == profile and known.roles:
             return known.roles[0].arn
     return f"arn:aws:iam::{ACCOUNT}:role/{profile}"
+
+
+def _profile_of(region, id_):
+    association = ec2_backends[ACCOUNT][region].iam_instance_profile_associations.get(id_)
+    return {"ec2:InstanceProfile": association.iam_instance_profile.arn} if association else {}
 
 
 def _tags_of(region, id_):

@@ -39,6 +39,7 @@ class PeerCase(unittest.TestCase):
         self.control("DELETE", "faults")
         self.control("POST", "settings", {"seconds": {"pending": 0, "stopping": 0, "shutting-down": 0}})
 
+    @functools.cache
     def client(self, service, region="us-east-1", key_id="TEST", attempts=1, **config):
         return boto3.client(
             service,
