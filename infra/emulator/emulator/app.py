@@ -39,7 +39,7 @@ class Emulator:
         self.faults = Faults()
         self.iam = Iam(policies)
         self.machines = Machines(self.clock)
-        self.schedules = Schedules(self.clock, self.iam.role_may_terminate, self.journal.add)
+        self.schedules = Schedules(self.clock, self.iam.role_may, self.journal.add)
         self.pricing, self.metrics, self.quotas = Pricing(), Metrics(self.clock), Quotas()
         self.lock = threading.RLock()
         self._moto = DomainDispatcherApplication(create_backend_app)

@@ -5,6 +5,8 @@
     GET  clock               {"now": seconds since 1970}
     POST clock               {"now": S} or {"advance_s": S}: sets it; what is due by then has happened when this returns
     POST settings            {"seconds": {"shutting-down": null}}, {"prices": {"us-east-1": {"c8i.large": "0.09"}}}, {"quotas": {...}}
+    GET  network?region=R    {"subnets": [[id, zone], ...], "security_group": id}: what every account has at first
+    POST role                {"profile": NAME}: a role and an instance profile of that name, as the stack makes them
     GET  instances           each one in every region, as it is
     POST guest               {"instance": "i-...", "event": "poweroff"}: what the guest does to its machine
     POST principals          {"AKIA...": {"policy": "coordinator", "tags": {}, "state": "revoked"}}; null forgets one
@@ -14,7 +16,10 @@
 import json
 from urllib.parse import parse_qs
 
-from . import wire
+from moto.ec2.models import ec2_backends
+from moto.iam.models import iam_backends
+
+from . import ACCOUNT, wire
 
 PREFIX = "/_emulator/"
 
@@ -29,7 +34,9 @@ def answer(emulator, environ, body):
         ("GET", "clock"): lambda _: {"now": emulator.clock.now()},
         ("POST", "clock"): lambda asked: _set_clock(emulator.clock, asked),
         ("POST", "settings"): lambda asked: _set(emulator, asked),
+        ("GET", "network"): lambda _: _network(query["region"][0]),
         ("GET", "instances"): lambda _: emulator.machines.shown(),
+        ("POST", "role"): lambda asked: _role(asked["profile"]),
         ("POST", "guest"): lambda asked: _guest(emulator, asked),
         ("POST", "principals"): lambda asked: [emulator.iam.set(name, to) for name, to in asked.items()],
         ("GET", "grants"): lambda _: emulator.iam.grants(),
@@ -55,6 +62,22 @@ def _set(emulator, asked):
     emulator.quotas.limits |= asked.get("quotas", {})
     for region, prices in asked.get("prices", {}).items():
         emulator.pricing.prices[region] = prices
+
+
+def _network(region):
+    ec2 = ec2_backends[ACCOUNT][region]
+    vpc = ec2.get_default_vpc()
+    subnets = sorted((s.id, s.availability_zone) for s in ec2.describe_subnets() if s.vpc_id == vpc.id)
+    group = ec2.get_security_group_from_name("default", vpc.id)
+    return {"subnets": sorted(subnets, key=lambda s: s[1]), "security_group": group.id}
+
+
+def _role(name):
+    iam = iam_backends[ACCOUNT]["aws"]
+    trust = '{"Version": "2012-10-17", "Statement": []}'
+    iam.create_role(name, trust, "/", None, "", [], 3600)
+    iam.create_instance_profile(name, "/", [], [])
+    iam.add_role_to_instance_profile(name, name)
 
 
 def _guest(emulator, asked):

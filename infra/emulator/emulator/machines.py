@@ -20,7 +20,7 @@ from moto.ec2.exceptions import EC2ClientError, OperationNotPermitted4
 from moto.ec2.models import ec2_backends, elastic_block_store
 from moto.ec2.models import instances as moto_instances
 from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
-from moto.ec2.models.instance_types import INSTANCE_TYPES, INSTANCE_TYPE_OFFERINGS
+from moto.ec2.models.instance_types import INSTANCE_TYPES, INSTANCE_TYPE_OFFERINGS, InstanceType
 from moto.ec2.models.instances import Instance, InstanceBackend, InstanceState, StateReason
 
 from . import ACCOUNT, wire
@@ -78,6 +78,7 @@ class Machines:
         Instance.terminate, Instance.stop = terminate, stop_in_time
         moto_utils.filter_dict_attribute_mapping["client-token"] = "client_token"
         moto_utils.instance_value_in_filter_values = _fits
+        InstanceType._filter_attributes["processor-info.supported-features"] = ["ProcessorInfo", "SupportedFeatures"]
         RegionsAndZonesBackend.regions = [r for r in RegionsAndZonesBackend.regions if r.name in REGIONS]
         moto_instances.utcnow = elastic_block_store.utcnow = self.clock.utcnow
 

@@ -2,7 +2,7 @@
 
 At its time a schedule calls its universal target `ec2:terminateInstances` as the role that it names, in its own region. A
 call that fails is tried again once a minute as far as the retry policy goes (a refused one is not), and is then put into
-the dead-letter queue. A schedule that is done stays to be looked at, unless ActionAfterCompletion is DELETE.
+the dead-letter queue, as the same role. A schedule that is done stays to be looked at, unless ActionAfterCompletion is DELETE.
 """
 
 import datetime
@@ -15,7 +15,7 @@ from moto.scheduler import models as moto_scheduler
 from moto.scheduler.models import scheduler_backends
 from moto.sqs.models import sqs_backends
 
-from . import ACCOUNT
+from . import ACCOUNT, wire
 
 TERMINATE = ":scheduler:::aws-sdk:ec2:terminateInstances"
 RETRY_S = 60
@@ -27,7 +27,7 @@ class Denied(Exception):
 
 class Schedules:
     def __init__(self, clock, permitted, record):
-        """`permitted(role_arn, region, ids)` says whether the role may; `record(entry)` puts a line into the journal."""
+        """`permitted(role_arn, call)` says whether the role may; `record(entry)` puts a line into the journal."""
         self.clock, self.permitted, self.record = clock, permitted, record
         self.attempts = {}  # schedule → (the expression it was for, attempts made, when to try again or None)
         clock.sources.append(self)
@@ -84,18 +84,22 @@ class Schedules:
         if not target["Arn"].endswith(TERMINATE):
             raise ValueError(f"the emulator has no target {target['Arn']}")
         ids = json.loads(target["Input"])["InstanceIds"]
-        if not self.permitted(target["RoleArn"], region, ids):
+        params = {f"InstanceId.{number}": id_ for number, id_ in enumerate(ids, 1)}
+        if not self.permitted(target["RoleArn"], wire.Call("ec2", "TerminateInstances", region, "", "ec2", params)):
             raise Denied(f"{target['RoleArn']} may not terminate {ids}")
         ec2_backends[ACCOUNT][region].terminate_instances(ids)
         return ids
 
     def _dead_letter(self, region, schedule, failure):
-        queue = (schedule.target.get("DeadLetterConfig") or {}).get("Arn")
-        if not queue:
+        queue = (schedule.target.get("DeadLetterConfig") or {}).get("Arn", "")
+        # As the same role: one that is gone leaves no letter either.
+        call = wire.Call("sqs", "SendMessage", region, "", "query", {"QueueUrl": "/" + queue.rpartition(":")[2]})
+        if not queue or not self.permitted(schedule.target["RoleArn"], call):
             return
         attributes = {
             "ERROR_CODE": {"DataType": "String", "StringValue": type(failure).__name__},
             "ERROR_MESSAGE": {"DataType": "String", "StringValue": str(failure)},
         }
-        name = queue.rpartition(":")[2]
-        sqs_backends[ACCOUNT][region].send_message(name, schedule.target["Input"], message_attributes=attributes)
+        name, queues = queue.rpartition(":")[2], sqs_backends[ACCOUNT][region]
+        if name in queues.queues:
+            queues.send_message(name, schedule.target["Input"], message_attributes=attributes)

@@ -71,12 +71,11 @@ class Schedules(PeerCase):
         self.advance(1)
         self.assertEqual([self.state(i) for i in (disabled, deleted, moved)], ["running", "running", "terminated"])
 
-    def test_a_broken_role_is_seen_only_when_it_fires_and_ends_in_the_dead_letters(self):
+    def test_what_a_role_may_not_do_is_seen_only_when_it_fires_and_ends_in_the_dead_letters(self):
         sqs = self.client("sqs")
         queue = sqs.create_queue(QueueName="drums-dead-letters-lab")["QueueUrl"]
         letters = {"DeadLetterConfig": {"Arn": "arn:aws:sqs:us-east-1:123456789012:drums-dead-letters-lab"}}
-        self.control("POST", "principals", {"drums-schedule": None})
-        id_ = self.host()
+        id_ = self.launch(self.ec2)
         self.schedule(id_, 60, target=letters)
         self.advance(3600)
         self.assertEqual(self.state(id_), "running")
@@ -84,6 +83,15 @@ class Schedules(PeerCase):
         (letter,) = sqs.receive_message(QueueUrl=queue, MessageAttributeNames=["All"])["Messages"]
         self.assertEqual(json.loads(letter["Body"]), {"InstanceIds": [id_]})
         self.assertIn("may not terminate", letter["MessageAttributes"]["ERROR_MESSAGE"]["StringValue"])
+        sqs.delete_message(QueueUrl=queue, ReceiptHandle=letter["ReceiptHandle"])
+
+        # A role that is gone cannot even tell.
+        self.control("POST", "principals", {"drums-schedule": None})
+        own = self.host()
+        self.schedule(own, 60, target=letters)
+        self.advance(3600)
+        self.assertEqual(self.state(own), "running")
+        self.assertNotIn("Messages", sqs.receive_message(QueueUrl=queue))
 
     def test_the_role_reaches_only_its_own_installation(self):
         id_ = self.launch(self.ec2)
