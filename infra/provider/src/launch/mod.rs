@@ -43,7 +43,7 @@ pub struct Patience {
     pub arm_ms: u64,
     /// Until the instance is shown with all that is read back. Five minutes: EC2 shows new instances late.
     pub appear_ms: u64,
-    /// From `running` to enrolled. Fifteen minutes: a slow boot is not a bad host; six minutes have been seen.
+    /// From `running` to enrolled, as far as anybody listened. Fifteen minutes: a slow boot is not a bad host; six minutes have been seen.
     pub boot_ms: u64,
     /// From enrolled to a booted probe guest. Five minutes.
     pub probe_ms: u64,
@@ -204,6 +204,8 @@ pub struct View {
     pub schedule: Result<Option<KillSchedule>, CloudError>,
     pub enrolled: bool,
     pub guest: Guest,
+    /// Since when whoever decides has listened without a gap: a host that could not be heard is not late.
+    pub attentive_since: Micros,
     /// In words, if the host is not wanted any more: cancelled, or over budget.
     pub unwanted: Option<String>,
 }
@@ -254,6 +256,11 @@ impl Launch {
     }
     pub fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed { .. })
+    }
+    /// Whether the host of the current attempt may enrol: only once it is armed and read back, so that whoever works on it
+    /// is never ended because it is not.
+    pub fn may_enrol(&self) -> bool {
+        matches!(self.state, State::Armed { .. } | State::Enrolled { .. } | State::Ready { .. })
     }
     /// The instance of the current attempt, once it is known.
     pub fn instance(&self) -> Option<&OwnedInstance> {

@@ -140,7 +140,7 @@ impl Launch {
                 let running = running.or(started);
                 if view.enrolled {
                     d.launch.state = State::Enrolled { instance, since: now };
-                } else if now >= running.unwrap_or(*since).plus_ms(patience.boot_ms) {
+                } else if now >= running.unwrap_or(*since).max(view.attentive_since).plus_ms(patience.boot_ms) {
                     self.give_up(d, &instance, Why::NotEnrolled, true, now, patience);
                 } else {
                     d.launch.state = State::Armed { instance, since: *since, running };
@@ -154,7 +154,7 @@ impl Launch {
                     Guest::Failed(why) => {
                         self.give_up(d, &instance, Why::NoGuest(why.clone()), false, now, patience);
                     }
-                    Guest::NotYet if now >= since.plus_ms(patience.probe_ms) => {
+                    Guest::NotYet if now >= (*since).max(view.attentive_since).plus_ms(patience.probe_ms) => {
                         let why = Why::NoGuest("none booted in time".to_owned());
                         self.give_up(d, &instance, why, false, now, patience);
                     }

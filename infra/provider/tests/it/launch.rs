@@ -32,6 +32,7 @@ struct Coordinator {
     world: World,
     patience: Patience,
     unwanted: bool,
+    attentive_since: Micros,
     guest: Guest,
     /// How long an instance takes from made to enrolled.
     boot_ms: u64,
@@ -47,6 +48,7 @@ impl Coordinator {
             world,
             patience: Patience::default(),
             unwanted: false,
+            attentive_since: START,
             guest: Guest::Booted,
             boot_ms: 60_000,
         }
@@ -82,6 +84,7 @@ impl Coordinator {
             schedule: Ok(self.world.schedules.get(&self.launch.host().token().to_string()).cloned()),
             enrolled: up,
             guest: if up { self.guest.clone() } else { Guest::NotYet },
+            attentive_since: self.attentive_since,
             unwanted: self.unwanted.then(|| "cancelled".to_owned()),
         }
     }
@@ -389,6 +392,28 @@ fn row_19_a_slow_boot_is_counted_from_running_and_not_from_the_request() {
     }
     let boot_ms = c.world.now.ms_since(began.unwrap());
     assert!((c.patience.boot_ms..c.patience.boot_ms + 5_000).contains(&boot_ms), "{boot_ms} ms after running");
+}
+
+#[test]
+fn a_coordinator_that_was_away_does_not_hold_the_time_against_a_booting_host() {
+    let mut c = Coordinator::new(World::new());
+    c.boot_ms = 6 * MINUTE_MS;
+    while !matches!(c.launch.state(), State::Armed { running: Some(_), .. }) {
+        c.turn().unwrap();
+        c.world.pass(1_000);
+    }
+    // It boots meanwhile, and has nobody to tell.
+    c.boot_ms = u64::MAX;
+    c.world.pass(20 * MINUTE_MS);
+    c.attentive_since = c.world.now;
+    for _ in 0..10 {
+        c.turn().unwrap();
+        c.world.pass(1_000);
+    }
+    c.boot_ms = 0;
+    c.work().unwrap();
+    c.check("heard at last");
+    assert_eq!(c.launch.host().attempt(), 1);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod gates;
 mod launch;
+mod model;
 mod ownership;
 mod reap;
 mod support;
