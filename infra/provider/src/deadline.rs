@@ -107,7 +107,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_tag_whatever_extends_a_deadline(registered in 1i64..4_000_000_000, tag in proptest::option::of(".*")) {
+        fn no_tag_whatever_extends_a_deadline(
+            registered in 1i64..4_000_000_000,
+            tag in prop_oneof![
+                Just(None),
+                ".*".prop_map(Some),
+                (1i64..8_000_000_000).prop_map(|s| Some(instant_text(Micros(s * 1_000_000)))),
+            ],
+        ) {
             let registered = Micros(registered * 1_000_000);
             prop_assert!(effective_deadline(registered, tag.as_deref()).0 <= registered);
         }

@@ -4,6 +4,7 @@ mod gates;
 mod launch;
 mod model;
 mod ownership;
+mod readback;
 mod reap;
 mod support;
 mod sweep;
