@@ -132,6 +132,7 @@ impl Reap {
         self.terminated.is_some()
     }
 
+    /// What comes next. `now` is AWS's time wherever it is to be had, since the receipt says when.
     pub fn decide(&self, view: &View, now: Micros) -> Decision {
         let mut d = Decision { reap: self.clone(), act: None, alarms: Vec::new(), again: None };
         if self.terminated.is_none() {

@@ -14,6 +14,9 @@ use crate::{
 
 impl Launch {
     /// What comes next. Asked again with the same, it says the same.
+    ///
+    /// `now` is AWS's time ([`Account::clock`](crate::cloud::Account::clock)) wherever it is to be had: a wrong clock here must
+    /// end no host early.
     pub fn decide(&self, view: &View, now: Micros, patience: &Patience) -> Decision {
         let mut d = Decision { launch: self.clone(), reap: Vec::new(), act: None, alarms: Vec::new() };
         let shown = self.shown(view, &mut d);
