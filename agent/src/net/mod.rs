@@ -189,10 +189,9 @@ async fn keep_connected(context: Arc<Context>) {
     let mut leave = context.leave.clone();
     let mut last_words = String::new();
     loop {
-        let started = context.shared.clock.boottime();
         // Cancelled only to leave: a session says goodbye by itself, a dial has nobody to say it to.
-        let end = tokio::select! {
-            end = session::run(&context) => end,
+        let (end, held_ms) = tokio::select! {
+            ended = session::run(&context) => ended,
             () = left_while_dialling(&context, &mut leave) => return,
         };
         if matches!(end, End::Left | End::Final) {
@@ -207,8 +206,8 @@ async fn keep_connected(context: Arc<Context>) {
             tracing::warn!(error = %words, "not connected; trying again");
             last_words = words;
         }
-        // A connection that held is a new start.
-        if context.shared.clock.boottime().ms_since(started) > 30_000 || matches!(end, End::Goodbye) {
+        // A connection that held for as long as the longest pause is a new start: that is how seldom this makes anybody dial.
+        if Duration::from_millis(held_ms) >= BACKOFF_MAX || matches!(end, End::Goodbye) {
             backoff = BACKOFF_FIRST;
             last_words.clear();
         }

@@ -98,16 +98,18 @@ impl From<quinn::ConnectionError> for End {
     }
 }
 
-/// Dials, says hello and stays until the connection ends.
-pub(super) async fn run(context: &Arc<Context>) -> End {
+/// Dials, says hello and stays until the connection ends: why it did, and how long after the welcome.
+pub(super) async fn run(context: &Arc<Context>) -> (End, u64) {
     // A connection would be noise in a timed window.
     context.shared.not_quiet().await;
     let Connected { endpoint, connection, streams: (send, recv), welcome } = match connect(context).await {
         Ok(connected) => connected,
-        Err(end) => return end,
+        Err(end) => return (end, 0),
     };
+    let welcomed = context.shared.clock.boottime();
     let end = stay(&connection, send, recv, &welcome, context).await;
-    close(&endpoint, &connection, end).await
+    let held_ms = context.shared.clock.boottime().ms_since(welcomed);
+    (close(&endpoint, &connection, end).await, held_ms)
 }
 
 struct Connected {

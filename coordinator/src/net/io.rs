@@ -52,8 +52,12 @@ pub(super) async fn read<T: DeserializeOwned>(stream: &mut RecvStream, lane: Lan
     let rest = async {
         exact(stream, &mut prefix[first..]).await?;
         // The cap is checked here, before the buffer is made.
-        let mut payload = vec![0; frame::payload_len(lane, prefix)?];
-        exact(stream, &mut payload).await?;
+        let len = frame::payload_len(lane, prefix)?;
+        let mut payload = Vec::with_capacity(len);
+        while payload.len() < len {
+            let chunk = stream.read_chunk(len - payload.len(), true).await.map_err(StreamError::Read)?;
+            payload.extend_from_slice(&chunk.ok_or(StreamError::CutShort)?.bytes);
+        }
         Ok(codec::decode(lane, &payload)?)
     };
     timeout(STALL, rest).await.map_err(|_| StreamError::Stalled)?.map(Some)

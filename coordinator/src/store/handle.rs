@@ -18,14 +18,22 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Store, StoreError};
 
 /// Does its work and says how to answer, once it is known whether what it did is committed.
-type Job = Box<dyn FnOnce(&mut dyn Store) -> Answer + Send>;
+type Work = Box<dyn FnOnce(&mut dyn Store) -> Answer + Send>;
 type Answer = Box<dyn FnOnce(Result<(), StoreError>)>;
+
+struct Job {
+    work: Work,
+    /// About as much as it writes; none where that is little.
+    bytes: usize,
+}
 
 /// Waiting jobs beyond this make callers wait: evidence comes no faster than it can be committed. What a job holds, its
 /// caller held before.
 const QUEUE: usize = 1_024;
 /// Jobs that share a commit: as many as a fleet may send at once, few enough that the first need not wait long.
 const TOGETHER: usize = 512;
+/// Bytes that share a commit: a store holds them in memory until then, and the first waits until all are written.
+const TOGETHER_BYTES: usize = 16 << 20;
 /// After a commit that several shared, more are on their way: they get this long to share the next one. A thousand agents
 /// that come back one after the other would each have a sync of their own otherwise. Who comes alone never waits.
 const GATHER: Duration = Duration::from_millis(4);
@@ -64,10 +72,12 @@ impl StoreHandle {
                     gather();
                 }
                 let begun = store.begin_together();
-                let mut next = Some(first);
+                let (mut next, mut bytes) = (Some(first), 0);
                 while let Some(job) = next {
-                    answers.push(job(store.as_mut()));
-                    next = if answers.len() < TOGETHER { queue.try_recv().ok() } else { None };
+                    bytes += job.bytes;
+                    answers.push((job.work)(store.as_mut()));
+                    let more = answers.len() < TOGETHER && bytes < TOGETHER_BYTES;
+                    next = if more { queue.try_recv().ok() } else { None };
                 }
                 // Without a beginning each job was committed by itself.
                 let committed = if matches!(begun, Ok(true)) { store.commit_together() } else { Ok(()) };
@@ -91,6 +101,15 @@ impl StoreHandle {
         T: Send + 'static,
         F: FnOnce(&mut dyn Store) -> Result<T, StoreError> + Send + 'static,
     {
+        self.write(0, work).await
+    }
+
+    /// As `call`, for what writes so many bytes.
+    pub async fn write<T, F>(&self, bytes: usize, work: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut dyn Store) -> Result<T, StoreError> + Send + 'static,
+    {
         let jobs = match &self.0 {
             Writer::Thread { jobs, .. } => jobs,
             Writer::Caller { store, reachable } => {
@@ -102,14 +121,14 @@ impl StoreHandle {
             }
         };
         let (reply, answer) = oneshot::channel();
-        let job: Job = Box::new(move |store| {
+        let work: Work = Box::new(move |store| {
             let done = work(store);
             Box::new(move |committed| {
                 // The caller may have gone; the work is done either way.
                 let _ = reply.send(committed.and(done));
             })
         });
-        jobs.send(job).await.map_err(|_| StoreError::Closed)?;
+        jobs.send(Job { work, bytes }).await.map_err(|_| StoreError::Closed)?;
         answer.await.map_err(|_| StoreError::Closed)?
     }
 
@@ -120,7 +139,7 @@ impl StoreHandle {
     {
         match &self.0 {
             Writer::Thread { jobs, .. } => {
-                let job: Job = Box::new(move |store| {
+                let work: Work = Box::new(move |store| {
                     work(store);
                     Box::new(|committed| {
                         if let Err(e) = committed {
@@ -128,7 +147,7 @@ impl StoreHandle {
                         }
                     })
                 });
-                jobs.try_send(job).is_ok()
+                jobs.try_send(Job { work, bytes: 0 }).is_ok()
             }
             Writer::Caller { store, reachable } => {
                 let there = reachable();

@@ -13,6 +13,7 @@ pub(super) const SQLITE: &[Migration] = &[
     ("0003_events", include_str!("migrations/sqlite/0003_events.sql")),
     ("0004_upgrade", include_str!("migrations/sqlite/0004_upgrade.sql")),
     ("0005_certificates_of_a_host", include_str!("migrations/sqlite/0005_certificates_of_a_host.sql")),
+    ("0006_evidence_in_order", include_str!("migrations/sqlite/0006_evidence_in_order.sql")),
 ];
 
 #[cfg(feature = "postgres")]

@@ -175,7 +175,7 @@ impl Ports for Control {
         drop(batch);
         let stored = self
             .store
-            .call(move |s| {
+            .write(Written::bytes(&written), move |s| {
                 if !member && s.run(run)?.is_none_or(|r| r.state.host(&host).is_none()) {
                     return Err(StoreError::Missing { what: "run of this host", id: run.to_string() });
                 }

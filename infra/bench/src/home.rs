@@ -12,7 +12,7 @@ use std::{
         net::UnixStream,
     },
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
     sync::LazyLock,
     time::{Duration, Instant},
 };
@@ -40,7 +40,7 @@ use serde_json::{Value, json};
 
 use crate::{
     agents::Host,
-    process::{Running, pause},
+    process::{Running, dying_with_us, pause},
 };
 
 const START: Duration = Duration::from_secs(60);
@@ -170,7 +170,7 @@ impl Home {
     /// Starts the daemon; returns once it answers.
     pub fn start(&self) -> Result<Coordinator> {
         let log = File::options().create(true).append(true).open(self.dir.join("coordinator.log"))?;
-        let mut command = Command::new(&self.program);
+        let mut command = dying_with_us(&self.program);
         command.arg("--home").arg(&self.dir).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         // A line for each of a thousand hosts is not what a bench is about; warnings are kept.
         command.env("NO_COLOR", "1").env("DRUMS_LOG", std::env::var("DRUMS_LOG").unwrap_or("warn".to_owned()));

@@ -1,6 +1,7 @@
 //! Processes that are measured: started here, ended here, their CPU time and memory read from the kernel.
 
 use std::{
+    ffi::OsStr,
     fs,
     io::{self, BufRead as _, BufReader, Write as _},
     os::unix::process::CommandExt as _,
@@ -19,7 +20,15 @@ use serde_json::Value;
 /// For an orderly end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A child that dies with the thread that started it, and with this value.
+/// A program that dies with the thread that starts it. Nothing of ours runs between fork and exec, so that no fork is needed:
+/// one of a process with a thousand agents would copy its page tables, and have every page of it faulted in again.
+pub fn dying_with_us(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program).process_group(0);
+    command
+}
+
+/// A child that dies with this value.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -27,11 +36,7 @@ pub struct Running {
 
 impl Running {
     pub fn start(command: &mut Command) -> Result<Self> {
-        let end_with_parent = || nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from);
-        // SAFETY: between fork and exec only prctl is called, which is async-signal-safe.
-        unsafe { command.process_group(0).pre_exec(end_with_parent) };
-        let child =
-            command.spawn().with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))?;
+        let child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         Ok(Self { child })
     }
 
@@ -111,7 +116,7 @@ impl Helper {
     pub fn start(arguments: &[&str]) -> Result<Self> {
         let name = arguments.join(" ");
         let program = std::env::current_exe().context("cannot ask for this program's own path")?;
-        let mut command = Command::new(program);
+        let mut command = dying_with_us(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).env("NO_COLOR", "1");
         let mut running = Running::start(&mut command)?;
         let to = Some(running.child.stdin.take().context("it was started with a pipe")?);

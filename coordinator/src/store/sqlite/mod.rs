@@ -65,6 +65,9 @@ impl SqliteStore {
         connection.pragma_update(None, "foreign_keys", "ON").map_err(&fail)?;
         // Negative: KiB instead of pages.
         connection.pragma_update(None, "cache_size", -CACHE_KIB).map_err(&fail)?;
+        // What is being written stays in memory until its commit, which is bounded (see StoreHandle): written out before, a
+        // page goes into the statement journal too, since a savepoint may want it back, and the log's checksums are made anew.
+        connection.pragma_update(None, "cache_spill", "OFF").map_err(&fail)?;
         connection.set_prepared_statement_cache_capacity(PREPARED);
         migrate(&mut connection, path)?;
         Ok(Self { connection })

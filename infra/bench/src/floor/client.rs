@@ -63,10 +63,11 @@ impl Clients {
             let config = client_config(&host.identity)?;
             let (mut loads, counts) = (loads.clone(), counts.clone());
             tasks.spawn(async move {
+                let mut endpoint = None;
                 loop {
                     // The sender lives as long as the clients.
                     let _ = loads.wait_for(|l| l.connect).await;
-                    let _ = one(&config, server, &mut loads, &counts).await;
+                    let _ = one(&mut endpoint, &config, server, &mut loads, &counts).await;
                     sleep(Duration::from_millis(200).mul_f64(rand::random_range(0.5..1.0))).await;
                 }
             });
@@ -120,13 +121,18 @@ impl Clients {
     }
 }
 
+/// `endpoint` is kept from one to the next, as a simulated agent keeps its own.
 async fn one(
+    endpoint: &mut Option<Endpoint>,
     config: &quinn::ClientConfig,
     server: SocketAddr,
     loads: &mut watch::Receiver<Load>,
     counts: &Counts,
 ) -> Result<()> {
-    let endpoint = Endpoint::client(([127, 0, 0, 1], 0).into())?;
+    let endpoint = match endpoint {
+        Some(endpoint) => endpoint,
+        None => endpoint.insert(Endpoint::client(([127, 0, 0, 1], 0).into())?),
+    };
     let connection = endpoint.connect_with(config.clone(), server, SERVER_NAME)?.await?;
     let (mut echo, mut control) = connection.open_bi().await?;
     echo.write_all(&[1]).await?;

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{
     home::free_address,
-    process::{Running, pause},
+    process::{Running, dying_with_us, pause},
 };
 
 const START: Duration = Duration::from_secs(20);
@@ -64,7 +64,7 @@ impl Ssh {
         );
         fs::write(dir.join("sshd_config"), config)?;
         let log = fs::File::create(dir.join("sshd.log"))?;
-        let mut command = Command::new(SSHD);
+        let mut command = dying_with_us(SSHD);
         command.arg("-D").arg("-e").arg("-f").arg(dir.join("sshd_config"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let mut sshd = Running::start(&mut command)?;
@@ -80,9 +80,8 @@ impl Ssh {
         Ok(Self { dir: dir.to_owned(), hosts, address, _sshd: sshd, made, masters: Vec::new() })
     }
 
-    /// Over the connection that is kept at `control`; none: over a fresh one.
-    fn ssh(&self, control: Option<u8>) -> Command {
-        let mut command = Command::new("ssh");
+    /// What `command` is told: to use the connection that is kept at `control`; none: a fresh one.
+    fn ssh(&self, mut command: Command, control: Option<u8>) -> Command {
         let d = self.dir.display();
         let path = control.map_or("none".to_owned(), |n| format!("{d}/m{n}"));
         command.args(["-q", "-F", "none", "-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes"]);
@@ -94,7 +93,7 @@ impl Ssh {
     /// Opens a connection to each host and keeps it.
     pub fn open_masters(&mut self) -> Result<()> {
         for n in 0..self.hosts {
-            let mut command = self.ssh(Some(n));
+            let mut command = self.ssh(dying_with_us("ssh"), Some(n));
             command.args(["-M", "-N"]).arg(self.address.ip().to_string());
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             self.masters.push(Running::start(&mut command)?);
@@ -114,7 +113,7 @@ impl Ssh {
         let began = Instant::now();
         let mut children = Vec::new();
         for n in 0..self.hosts {
-            let mut command = self.ssh(warm.then_some(n));
+            let mut command = self.ssh(Command::new("ssh"), warm.then_some(n));
             command.arg(self.address.ip().to_string()).arg("wc -c");
             command.stdin(fs::File::open(plan)?).stdout(Stdio::piped()).stderr(Stdio::null());
             children.push(command.spawn().context("cannot start ssh")?);

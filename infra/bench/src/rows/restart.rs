@@ -60,12 +60,12 @@ pub async fn kill(dir: &Path, program: &Path, scale: Scale, times: usize, to_the
     swarm.connected(PATIENCE).await?;
     let runs = experiments.iter().map(|e| coordinator.run(e)).collect::<Result<Vec<_>>>()?;
     let mut back = Vec::new();
-    for _ in 0..times {
-        // Every host has done a block: what agents make up for a run, they have made up by then.
-        let hosts = each as u64;
+    for kills in 1..=times {
+        // As many blocks as hosts since the last kill: what agents make up for a run, they have made up by then.
+        let done = (kills * each) as u64;
         wait("every run is in the middle", PATIENCE, || {
             let views = coordinator.runs()?;
-            Ok(views.iter().all(|v| v["phase"] == "running" && v["blocks_done"].as_u64() >= Some(hosts)))
+            Ok(views.iter().all(|v| v["phase"] == "running" && v["blocks_done"].as_u64() >= Some(done)))
         })
         .await?;
         // Each kill finds a fleet at work, and not one that is still getting over the last.
