@@ -8,6 +8,9 @@ SHELL := /bin/bash
 CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)
 export CARGO_TARGET_DIR ?= $(CACHE)/drumsbench/target
 
+# Everything but what names the AWS SDK, which takes minutes to build: `make test-ec2`.
+ALL := --workspace --exclude drums-ec2
+
 .PHONY: help test test-ec2 demo demo-clean build image install prepare-build prepare-demo prepare-test
 
 help: ## Show this list
@@ -18,7 +21,7 @@ prepare-build prepare-demo prepare-test: prepare-%:
 	@infra/prepare $*
 
 build: prepare-build ## Build every binary (debug) into $CARGO_TARGET_DIR
-	cargo build --locked --workspace --bins --tests
+	cargo build --locked $(ALL) --bins --tests
 
 PREFIX ?= /usr/local
 install: prepare-build ## Build for production and put the three programs into $(PREFIX)/bin
@@ -40,12 +43,15 @@ demo-clean: prepare-build ## Remove what a crashed demo left behind
 
 # One selection of packages and targets for everything: cargo then builds each dependency once, with one set of features.
 test: prepare-test ## Everything that is checked: `cargo xtask check`, then all tests; names what was skipped
-	cargo build --locked --workspace --bins --tests
+	cargo fetch --locked --target x86_64-unknown-linux-gnu
+	cargo build --locked $(ALL) --bins --tests
 	"$$CARGO_TARGET_DIR/debug/xtask" check
-	status=0; cargo nextest run --locked --workspace || status=$$?; cargo test --locked --quiet --doc -p drums-provider || status=$$?; "$$CARGO_TARGET_DIR/debug/xtask" skips || status=$$?; exit $$status
+	status=0; cargo nextest run --locked $(ALL) || status=$$?; cargo test --locked --quiet --doc -p drums-provider || status=$$?; "$$CARGO_TARGET_DIR/debug/xtask" skips || status=$$?; exit $$status
 
 # The programs of the virtual environment that infra/prepare made for the tests' AWS.
 EMULATOR := $(CACHE)/drumsbench/moto/bin
-test-ec2: prepare-test ## What runs in AWS: the tests' own AWS, then what is deployed there
+test-ec2: prepare-test ## What runs in AWS: the tests' own AWS, what is deployed there, and the package that calls it
 	cd infra/emulator && $(EMULATOR)/python -m unittest discover -b -t . -s tests
 	cd infra/cloud && PYTHONPATH=../emulator $(EMULATOR)/python -m unittest discover -b -t . -s checks
+	infra/ec2/cargo clippy
+	infra/ec2/cargo nextest

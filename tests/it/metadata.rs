@@ -106,3 +106,30 @@ fn dependencies_come_from_the_registry_or_the_workspace() {
         .collect();
     assert!(foreign.is_empty(), "from git or elsewhere: {foreign:?}");
 }
+
+/// It takes minutes and gigabytes to compile.
+#[test]
+fn only_drums_ec2_reaches_the_aws_sdk_and_what_is_built_by_default_leaves_it_out() {
+    let metadata = drums_tests::metadata().unwrap();
+    let ec2 = metadata.packages.iter().find(|p| p.name.as_str() == "drums-ec2").unwrap();
+    let named: Vec<&str> = metadata
+        .workspace_packages()
+        .iter()
+        .filter(|p| p.dependencies.iter().any(|d| d.name.starts_with("aws-")))
+        .map(|p| p.name.as_str())
+        .collect();
+    assert_eq!(named, ["drums-ec2"], "who names AWS's crates");
+
+    let by_default: BTreeSet<&PackageId> = metadata.workspace_default_members.iter().collect();
+    let others: BTreeSet<&PackageId> = metadata.workspace_members.iter().filter(|id| **id != ec2.id).collect();
+    assert_eq!(by_default, others, "default-members lists all packages but drums-ec2");
+
+    let nodes = &metadata.resolve.as_ref().unwrap().nodes;
+    let mut reached = by_default;
+    let mut todo: Vec<&PackageId> = reached.iter().copied().collect();
+    while let Some(id) = todo.pop() {
+        let node = nodes.iter().find(|n| n.id == *id).unwrap();
+        todo.extend(node.dependencies.iter().filter(|d| reached.insert(d)));
+    }
+    assert!(!reached.contains(&ec2.id), "a package reaches drums-ec2 without a feature being asked for");
+}

@@ -7,6 +7,7 @@ import os
 import pathlib
 import sys
 import threading
+from email.utils import formatdate
 
 # Read when moto is imported: what EC2 refuses, it refuses too; and a few images instead of a thousand, which take seconds.
 os.environ |= {
@@ -15,7 +16,7 @@ os.environ |= {
     "MOTO_AMIS_PATH": str(pathlib.Path(__file__).with_name("images.json")),
 }
 
-from werkzeug.serving import make_server  # noqa: E402
+from werkzeug.serving import WSGIRequestHandler, make_server  # noqa: E402
 
 from .app import Emulator  # noqa: E402
 
@@ -33,7 +34,13 @@ def main():
         parser.error(f"there are no policies in {args.policies}; name their folder with --policies")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     emulator = Emulator(args.policies, args.now)
-    server = make_server("127.0.0.1", 0, emulator, threaded=True)
+
+    class Handler(WSGIRequestHandler):
+        def date_time_string(self, timestamp=None):
+            """Each answer's Date: what time it is in the cloud."""
+            return formatdate(emulator.clock.now(), usegmt=True)
+
+    server = make_server("127.0.0.1", 0, emulator, threaded=True, request_handler=Handler)
     server.daemon_threads = True
     if args.with_parent:
         threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -4,7 +4,6 @@ import io
 import socket
 import threading
 import time
-from email.utils import formatdate
 from http import HTTPStatus
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -59,8 +58,8 @@ class Emulator:
             # The reply is lost: the caller sees a connection that ends, and so does the server.
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionResetError
-        headers = [(k, v) for k, v in answer.headers if k.lower() not in ("content-length", "date")]
-        headers += [("Content-Length", str(len(answer.body))), ("Date", formatdate(self.clock.now(), usegmt=True))]
+        headers = [(k, v) for k, v in answer.headers if k.lower() not in ("content-length", "date", "server")]
+        headers.append(("Content-Length", str(len(answer.body))))
         start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", headers)
         return [answer.body]
 

@@ -106,7 +106,7 @@ impl FailureKind {
             Self::Capacity => "name more subnets or another instance type, or wait",
             Self::Quota => "ask AWS for a higher quota, or launch fewer or smaller hosts",
             Self::Throttled => "it is tried again by itself; other users of the account may be calling too often",
-            Self::Denied => "compare the caller's policy with infra/policies",
+            Self::Denied => "compare the caller's policy with infra/cloud/policies",
             Self::Expired => "renew the credentials; they are read again with the next call",
             Self::Skewed => "set this machine's clock; AWS refuses requests that are minutes off",
             Self::Unsupported => "choose another instance type or region, or leave the option out",
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(
             e.to_string(),
             "TerminateInstances failed: you are not authorized [UnauthorizedOperation] (request r-1); \
-             compare the caller's policy with infra/policies"
+             compare the caller's policy with infra/cloud/policies"
         );
     }
 }

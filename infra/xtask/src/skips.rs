@@ -17,7 +17,7 @@ pub fn run() -> Result<()> {
     // nextest keeps its store in the workspace (`[store]` in .config/nextest.toml), wherever cargo's target folder is.
     let path = workspace::root().join("target/nextest/default/junit.xml");
     let xml = std::fs::read_to_string(&path)
-        .with_context(|| format!("cannot read {}; run `cargo nextest run --workspace` first", path.display()))?;
+        .with_context(|| format!("cannot read {}; run `make test` first", path.display()))?;
     let skips = find(&xml);
     println!("skipped: {}", skips.len());
     for skip in &skips {

@@ -191,7 +191,7 @@ pub fn prepare(image: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     if let Some(profile) = ["release", "quick"].into_iter().find(|p| folder.ends_with(p)) {
         build.args(["--profile", profile, "-p", "xtask", "-p", "drums-agent", "-p", "drums-coordinator"]);
     } else {
-        build.args(["--workspace", "--bins", "--tests"]);
+        build.args(["--workspace", "--exclude", "drums-ec2", "--bins", "--tests"]);
     }
     workspace::run(&mut build)?;
     let image = workspace::target_dir()?.join("images/minimal");

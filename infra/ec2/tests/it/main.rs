@@ -1,0 +1,9 @@
+//! drums-ec2 against the tests' AWS (`infra/emulator`): real requests of the real SDK, answered by moto's server.
+
+mod ends;
+mod facts;
+mod launch;
+mod lists;
+mod peer;
+mod policy;
+mod schedules;
