@@ -175,3 +175,37 @@ fn lock(store: &SharedStore) -> std::sync::MutexGuard<'_, Box<dyn Store>> {
     // Every method of a store is one transaction: a panic leaves none half done.
     store.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use drums_common::clock::Micros;
+
+    use super::*;
+    use crate::store::{AuditRow, SqliteStore, Who};
+
+    /// Whether somebody else sees what a job of so many bytes wrote, while the next one runs that waited with it.
+    async fn committed_before_the_next(bytes: usize) -> bool {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store.sqlite");
+        let handle = StoreHandle::start(Box::new(SqliteStore::open(&path).unwrap())).unwrap();
+        let (go, gate) = std::sync::mpsc::channel();
+        // Polled in this order: both wait behind the first, which ends when they do.
+        let first = handle.call(move |_| Ok(gate.recv().unwrap()));
+        let audit = AuditRow::new(Micros(1), Who::coordinator(), "writes");
+        let writes = handle.write(bytes, move |s| s.meta_or("key", "value", &audit));
+        let looks = handle.call(move |_| {
+            let other = rusqlite::Connection::open(&path).unwrap();
+            Ok(other.query_row("SELECT count(*) FROM meta WHERE key = 'key'", [], |r| r.get::<_, i64>(0)).unwrap() == 1)
+        });
+        let (first, wrote, seen, ()) = tokio::join!(first, writes, looks, async move { go.send(()).unwrap() });
+        first.unwrap();
+        wrote.unwrap();
+        seen.unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_waits_shares_a_commit_and_what_writes_much_ends_it() {
+        assert!(!committed_before_the_next(0).await);
+        assert!(committed_before_the_next(TOGETHER_BYTES).await);
+    }
+}
