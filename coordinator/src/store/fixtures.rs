@@ -99,6 +99,44 @@ fn every_past_form_of_sqlite_is_brought_forward() {
     }
 }
 
+/// The most memory that this process has while it does something, beyond what it had before, in MiB.
+fn peak_mib<T>(work: impl FnOnce() -> T) -> (u64, T) {
+    let kib = |field: &str| -> u64 {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|l| l.strip_prefix(field)).unwrap();
+        line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap()
+    };
+    // The peak begins anew: proc(5).
+    fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = kib("VmRSS");
+    let done = work();
+    (kib("VmHWM").saturating_sub(before) >> 10, done)
+}
+
+/// A test has its process to itself: nextest.
+#[test]
+fn a_large_store_is_brought_forward_and_backed_up_in_little_memory() {
+    let (dir, text) = (tempfile::tempdir().unwrap(), "x".repeat(1 << 20));
+    let path = dir.path().join("large");
+    {
+        let c = rusqlite::Connection::open(&path).unwrap();
+        let old = fs::read_to_string(file("sqlite", "0005_certificates_of_a_host", "sql")).unwrap();
+        c.execute_batch(&format!("BEGIN; {old} COMMIT;")).unwrap();
+        for seq in 100..148 {
+            c.execute(
+                "INSERT INTO evidence VALUES ('run-010101010101', 'h1', ?1, 1, 0, ?2)",
+                rusqlite::params![seq, text],
+            )
+            .unwrap();
+        }
+    }
+    let (migrating_mib, mut s) = peak_mib(|| SqliteStore::open(&path).unwrap());
+    let (copying_mib, ()) = peak_mib(|| s.backup(&dir.path().join("copy")).unwrap());
+    assert!(migrating_mib < 16 && copying_mib < 16, "{migrating_mib} MiB and {copying_mib} MiB for 48 MiB");
+    let spills: i64 = s.connection.query_row("PRAGMA cache_spill", [], |r| r.get(0)).unwrap();
+    assert_eq!(spills, 0, "what is gathered for one commit stays in memory");
+}
+
 #[cfg(feature = "postgres")]
 #[test]
 fn every_past_form_of_postgresql_is_brought_forward() {

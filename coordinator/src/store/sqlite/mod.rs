@@ -40,7 +40,7 @@ const PREPARED: usize = 64;
 const CACHE_KIB: i32 = 512;
 
 pub struct SqliteStore {
-    connection: Connection,
+    pub(super) connection: Connection,
 }
 
 impl SqliteStore {
@@ -65,12 +65,11 @@ impl SqliteStore {
         connection.pragma_update(None, "foreign_keys", "ON").map_err(&fail)?;
         // Negative: KiB instead of pages.
         connection.pragma_update(None, "cache_size", -CACHE_KIB).map_err(&fail)?;
-        // What is being written stays in memory until its commit, which is bounded (see StoreHandle): written out before, a
-        // page goes into the statement journal too, since a savepoint may want it back, and the log's checksums are made anew.
-        connection.pragma_update(None, "cache_spill", "OFF").map_err(&fail)?;
         connection.set_prepared_statement_cache_capacity(PREPARED);
         migrate(&mut connection, path)?;
-        Ok(Self { connection })
+        let me = Self { connection };
+        me.spill(false).map_err(&fail)?;
+        Ok(me)
     }
 
     /// What `init` gave it. A store without is a new one, whatever it was before.
@@ -83,11 +82,20 @@ impl SqliteStore {
 
     /// A consistent copy of everything, into a file that must not exist.
     pub fn backup(&mut self, to: &Path) -> Result<(), StoreError> {
+        let e = sql("copy itself into the backup");
+        // The copy is one transaction, of all there is.
+        self.spill(true).map_err(&e)?;
         // VACUUM INTO refuses a file that exists, and copies one consistent state.
-        self.connection
-            .execute("VACUUM INTO ?1", [to.to_string_lossy()])
-            .map_err(sql("copy itself into the backup"))?;
-        Ok(())
+        let copied = self.connection.execute("VACUUM INTO ?1", [to.to_string_lossy()]);
+        self.spill(false).map_err(&e)?;
+        copied.map(drop).map_err(&e)
+    }
+
+    /// Whether pages may be written before their transaction's commit. What the handle gathers is bounded and stays in memory:
+    /// written out before, a page goes into the statement journal as well, since a savepoint may want it back, and the log's
+    /// checksums are made anew. What may be as large as the store itself must not stay there.
+    fn spill(&self, may: bool) -> rusqlite::Result<()> {
+        self.connection.pragma_update(None, "cache_spill", may)
     }
 
     /// A transaction, or a part of the one that is shared.
