@@ -188,9 +188,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store.sqlite");
         let handle = StoreHandle::start(Box::new(SqliteStore::open(&path).unwrap())).unwrap();
-        let (go, gate) = std::sync::mpsc::channel();
+        let (go, gate) = oneshot::channel();
         // Polled in this order: both wait behind the first, which ends when they do.
-        let first = handle.call(move |_| Ok(gate.recv().unwrap()));
+        let first = handle.call(move |_| {
+            gate.blocking_recv().unwrap();
+            Ok(())
+        });
         let audit = AuditRow::new(Micros(1), Who::coordinator(), "writes");
         let writes = handle.write(bytes, move |s| s.meta_or("key", "value", &audit));
         let looks = handle.call(move |_| {

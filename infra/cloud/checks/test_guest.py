@@ -1,10 +1,12 @@
 """The guest's scripts with a clock, a service manager and a /proc of the test's own."""
 
+import os
 import pathlib
 import re
 import shutil
 import subprocess
 import tempfile
+import time
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
@@ -16,7 +18,7 @@ DEADLINE = NOW + LIFETIME
 STUBS = {
     "date": 'echo $(($(cat "$T/wall") + $(cat "$T/slept")))',
     "systemctl": 'echo "$(cat "$T/slept") systemctl $*" >>"$T/did"; [ ! -e "$T/deaf" ] || exit 0\ncase "$*" in *poweroff) touch "$T/off";; esac',
-    "systemd-run": 'echo "systemd-run $*" >>"$T/did"; [ ! -e "$T/no-systemd-run" ]',
+    "systemd-run": 'echo "systemd-run $*" >>"$T/did"; [ ! -e "$T/no-systemd-run" ] || cat "$T/no-systemd-run"',
     "nohup": 'echo "nohup $*" >>"$T/did"',
     "sleep": 'slept=$(($(cat "$T/slept") + $1)); echo $slept >"$T/slept"; echo "$slept.00 0" >"$DRUMS_ROOT/proc/uptime"\n'
     '[ ! -e "$T/off" ] || kill -9 $PPID\n[ $slept -lt 100000 ] || kill -9 $PPID',
@@ -59,7 +61,7 @@ class Guest(unittest.TestCase):
 
     def armed_s(self, wall):
         self.boot("first")
-        self.run_sh(self.first_line(), wall)
+        self.run_sh(self.first_line() + "\nwait", wall)
         (line,) = [line for line in self.did() if line.startswith("systemd-run")]
         self.assertRegex(line, "poweroff")
         return int(re.search(r"--on-active=(\d+)", line)[1])
@@ -71,10 +73,17 @@ class Guest(unittest.TestCase):
         self.assertEqual(self.armed_s(NOW - 10 * year), LIFETIME, "a clock that is years behind")
         self.assertEqual(self.armed_s(DEADLINE + 5), 1, "a boot after the deadline")
 
-    def test_without_a_service_manager_the_first_line_waits_itself(self):
-        (self.root / "no-systemd-run").touch()
-        self.run_sh(self.first_line() + "\nwait")
+    def test_the_first_line_waits_for_no_service_manager_and_needs_none(self):
+        # One that never answers: early in a boot it waits for what waits for this line.
+        os.mkfifo(self.root / "no-systemd-run")
+        self.run_sh(self.first_line() + '\necho went on >>"$T/did"')
+        while len(self.did()) < 3:
+            time.sleep(0.01)
+        (self.root / "no-systemd-run").write_text("")
+        self.assertIn("went on", self.did())
         self.assertIn(f"nohup sh -c sleep {LIFETIME}; poweroff -f", self.did())
+        (line,) = [line for line in self.did() if line.startswith("systemd-run")]
+        self.assertIn("--property=DefaultDependencies=no --timer-property=DefaultDependencies=no", line)
 
     def lives_s(self, wall=NOW):
         """How long it lived in this boot, by its own count, before it was told to power off."""

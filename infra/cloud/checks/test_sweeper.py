@@ -38,7 +38,7 @@ class Sweeper(PeerCase):
 
     def sweep(self, shadow=False, canary=None):
         return sweeper.sweep(
-            lambda service, region: self.client(service, region, key_id="SWEEPER"),
+            lambda region: self.client("ec2", region, key_id="SWEEPER"),
             OURS,
             ["us-east-1", canary or self.canary],
             LONGEST,
@@ -64,6 +64,8 @@ class Sweeper(PeerCase):
         edited = {
             "extended": self.host(-1, 11, drums_deadline="2999-01-01T00:00:00Z"),
             "unreadable": self.host(-1, 12, drums_deadline="never"),
+            "without a zone": self.host(-1, 16, drums_deadline="2999-01-01T00:00:00"),
+            "a date": self.host(-1, 17, drums_deadline="2999-01-01"),
             "removed": self.host(-1, 13, drums_deadline=None),
             "given away": self.host(-1, 14, drums_deadline="2999-01-01T00:00:00Z", drums_role="canary"),
             "shortened": self.host(3600, 15, drums_deadline="2001-01-01T00:00:00Z"),
@@ -108,6 +110,28 @@ class Sweeper(PeerCase):
         self.assertEqual((self.state(resists), self.state(overdue)), ("running", "terminated"))
         self.sweep()
         self.assertEqual(self.state(resists), "terminated", "the next sweep ends it")
+
+    def test_a_token_that_is_no_instant_ends_no_sweep(self):
+        self.tagged({"drums:installation": OURS}, ClientToken=f"drums1-{OURS}-{'f' * 10}-{9:016x}-0001")
+        overdue = self.host(-1, 25)
+        with self.assertRaises(RuntimeError):
+            self.sweep()
+        self.assertEqual(self.state(overdue), "terminated")
+
+    def swept(self):
+        tags = self.ec2.describe_tags(Filters=[{"Name": "resource-id", "Values": [self.canary]}])["Tags"]
+        return [t["Value"] for t in tags if t["Key"] == "drums:swept"]
+
+    def test_launches_are_told_of_a_sweep_that_ends_and_of_no_other(self):
+        resists = self.host(-1, 26)
+        self.sweep(shadow=True)
+        self.assertEqual(self.swept(), [], "a shadow")
+        self.fault(action="TerminateInstances", where={"InstanceId.1": resists}, code="InternalError", status=500)
+        with self.assertRaisesRegex(RuntimeError, resists):
+            self.sweep()
+        self.assertEqual(self.swept(), [], "one that failed")
+        self.sweep()
+        self.assertEqual(self.swept(), [f"{self.at(0):%Y-%m-%dT%H:%M:%SZ}"])
 
     def test_protection_is_switched_off_and_each_call_names_one(self):
         hosts = [self.host(-1, 31), self.host(-1, 32)]

@@ -1,8 +1,9 @@
 #cloud-boothook
 #!/bin/sh
-d=@DEADLINE_S@ l=@LIFETIME_S@; r=$((d - $(date +%s))); [ "$r" -lt "$l" ] || r=$l; [ "$r" -gt 0 ] || r=1; systemd-run --quiet --unit=drums-first-deadline --timer-property=AccuracySec=1s --on-active="$r" systemctl poweroff --force || { nohup sh -c "sleep $r; poweroff -f" >/dev/null 2>&1 & }
+d=@DEADLINE_S@ l=@LIFETIME_S@; r=$((d - $(date +%s))); [ "$r" -lt "$l" ] || r=$l; [ "$r" -gt 0 ] || r=1; nohup sh -c "sleep $r; poweroff -f" >/dev/null 2>&1 & systemd-run --quiet --unit=drums-first-deadline --property=DefaultDependencies=no --timer-property=DefaultDependencies=no --timer-property=AccuracySec=1s --on-active="$r" systemctl poweroff --force >/dev/null 2>&1 &
 # The line above, before anything that can fail: this machine is off by its deadline (seconds since 1970), and by the end of
-# the lifetime that was registered with its launch, whatever its clock says. A boothook runs early in every boot.
+# the lifetime that was registered with its launch, whatever its clock says. A boothook runs early in every boot: before the
+# system is up, which a timer would wait for by default, and systemd-run for the timer. So nothing here waits for either.
 umask 077
 mkdir -p /etc/drums /usr/local/bin /usr/local/sbin
 

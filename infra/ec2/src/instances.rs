@@ -63,20 +63,28 @@ impl Ec2 {
             CloudError::new(FailureKind::NotFound, DESCRIBE, format!("{id} in {region} is not shown"))
         })?;
         let mut instance = aws::instance(DESCRIBE, region, seen)?;
+        // What was seen is told whatever becomes of the rest: a state that is not told ends no reap, and EC2 need not answer
+        // about the attributes of what is gone. Without them a launch is not read back yet.
+        if !instance.state.is_going() {
+            instance.attributes = self.attributes(region, id).await.ok();
+        }
+        Ok(instance)
+    }
+
+    async fn attributes(&self, region: &Region, id: &InstanceId) -> Result<Attributes, CloudError> {
+        let (client, call) = (self.connect.ec2(region), "DescribeInstanceAttribute");
         let ask = |name: InstanceAttributeName| {
             client.describe_instance_attribute().instance_id(id.as_str()).attribute(name).send()
         };
-        let call = "DescribeInstanceAttribute";
         let behaviour =
             ask(InstanceAttributeName::InstanceInitiatedShutdownBehavior).await.map_err(|e| failed(call, e))?;
         let behaviour = behaviour.instance_initiated_shutdown_behavior().and_then(|v| v.value());
         let protected = ask(InstanceAttributeName::DisableApiTermination).await.map_err(|e| failed(call, e))?;
         let protected = protected.disable_api_termination().and_then(AttributeBooleanValue::value);
-        instance.attributes = Some(Attributes {
+        Ok(Attributes {
             terminate_on_shutdown: aws::given(call, "shutdown behaviour", behaviour)? == "terminate",
             protected: *aws::given(call, "termination protection", protected.as_ref())?,
-        });
-        Ok(instance)
+        })
     }
 
     pub(crate) async fn end(&self, kill: &KillId) -> Result<InstanceState, CloudError> {
@@ -96,15 +104,16 @@ impl Ec2 {
         }
     }
 
-    /// Two calls, since EC2 changes one attribute in each. The termination's comes first: it is the one that matters.
+    /// Two calls, since EC2 changes one attribute in each. Either protection forbids a termination, so each is tried whatever
+    /// becomes of the other.
     pub(crate) async fn open_to_end(&self, kill: &KillId) -> Result<(), CloudError> {
         let off = || AttributeBooleanValue::builder().value(false).build();
         let client = self.connect.ec2(kill.region());
         let change = || client.modify_instance_attribute().instance_id(kill.instance().as_str());
         let call = "ModifyInstanceAttribute";
-        change().disable_api_termination(off()).send().await.map_err(|e| failed(call, e))?;
-        change().disable_api_stop(off()).send().await.map_err(|e| failed(call, e))?;
-        Ok(())
+        let terminations = change().disable_api_termination(off()).send().await.map_err(|e| failed(call, e));
+        let stops = change().disable_api_stop(off()).send().await.map_err(|e| failed(call, e));
+        terminations.map(drop).and(stops.map(drop))
     }
 
     pub(crate) async fn volumes_of(&self, region: &Region, token: &ClientToken) -> Result<Vec<VolumeId>, CloudError> {

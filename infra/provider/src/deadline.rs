@@ -33,7 +33,7 @@ pub struct BadDeadline {
 }
 
 /// Seconds that fit into the ten hexadecimal digits of a client token are many more; a calendar ends earlier.
-const LAST_S: i64 = 1 << 34;
+pub(crate) const LAST_S: i64 = 1 << 34;
 
 impl Campaign {
     /// `deadline` is rounded down to the second, as tags and tokens write it.

@@ -308,8 +308,9 @@ pub async fn look(cloud: &dyn Cloud, scope: &Scope, local: Micros) -> View {
     View { enabled, regions: seen, aws, local }
 }
 
-/// Ends what is to be ended, one call for each, whatever became of the others; then notes on each canary that it was
-/// found. What failed stays overdue, and is the next sweep's.
+/// Ends what is to be ended, one call for each, whatever became of the others. What failed stays overdue, and is the next
+/// sweep's. Launches wait for a note on their canary: only a sweep writes it that may end hosts, saw everything and ended
+/// all that it should.
 pub async fn carry_out(cloud: &dyn Cloud, sweep: &Sweep) -> Vec<(KillId, Result<InstanceState, CloudError>)> {
     let mut done = Vec::new();
     for kill in sweep.orders() {
@@ -323,7 +324,8 @@ pub async fn carry_out(cloud: &dyn Cloud, sweep: &Sweep) -> Vec<(KillId, Result<
         }
         done.push((kill, reply));
     }
-    for canary in &sweep.canaries {
+    let works = sweep.mode == Mode::Armed && sweep.is_complete() && done.iter().all(|(_, reply)| reply.is_ok());
+    for canary in sweep.canaries.iter().filter(|_| works) {
         // The launch gate looks at it, so a note that fails refuses launches and needs no second alarm.
         let _ = cloud.note_sweep(canary, sweep.now).await;
     }

@@ -19,7 +19,10 @@ use drums_common::{
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::{deadline::Campaign, words::CampaignId};
+use crate::{
+    deadline::{Campaign, LAST_S},
+    words::CampaignId,
+};
 
 /// Before everything that is ours. A client token has at most 64 characters; this one has 48.
 const PREFIX: &str = "drums1-";
@@ -90,7 +93,7 @@ impl FromStr for ClientToken {
             Some(Self { installation, deadline_s, host, attempt })
         };
         // Only what would be written again letter by letter: signs, capitals and more parts are not ours.
-        read().filter(|t| t.deadline_s > 0 && t.to_string() == s).ok_or_else(|| BadId {
+        read().filter(|t| (1..LAST_S).contains(&t.deadline_s) && t.to_string() == s).ok_or_else(|| BadId {
             what: "a client token of ours",
             got: s.chars().take(80).collect(),
             expected: "drums1-, and installation, deadline, host and attempt in hexadecimal digits",
@@ -129,6 +132,16 @@ mod tests {
             let second = ClientToken::new(InstallationId(installation), &host, &campaign, other);
             prop_assert_eq!(second == token, other == attempt);
             prop_assert!(token.is_of(&host, campaign.id()) && !token.is_of(&"h2".parse().unwrap(), campaign.id()));
+        }
+
+        #[test]
+        fn whatever_a_token_of_ours_says_its_deadline_is_an_instant(digits in "[0-9a-f]{10,16}") {
+            let text = format!("drums1-01020304-{digits}-0000000000000000-0001");
+            if let Ok(token) = text.parse::<ClientToken>() {
+                prop_assert!(token.deadline() > Micros(0));
+            } else {
+                prop_assert!(i64::from_str_radix(&digits, 16).map_or(true, |s| !(1..LAST_S).contains(&s) || digits.len() > 10));
+            }
         }
 
         #[test]

@@ -322,8 +322,17 @@ fn row_07_with_nothing_but_the_cloud_a_sweep_ends_each_by_a_call_of_its_own_prot
     assert!(sweep.is_complete());
     let ok: Vec<_> = done.iter().map(|(_, r)| r.is_ok()).collect();
     assert_eq!(ok, [false, true, true]);
-    assert_eq!(*cloud.noted.lock().unwrap(), [canary()]);
+    assert_eq!(
+        *cloud.noted.lock().unwrap(),
+        [],
+        "launches are told of a sweep that ended what it should, and of no other"
+    );
     assert_eq!(sweep_once().0.len(), 1, "the next sweep has the one that is left");
+    assert_eq!(*cloud.noted.lock().unwrap(), [canary()]);
+    cloud.noted.lock().unwrap().clear();
+    let shadow = sweep::decide(&self::scope(Mode::Shadow), &ready(sweep::look(&cloud, &scope, after(60))));
+    assert!(shadow.is_complete() && ready(sweep::carry_out(&cloud, &shadow)).is_empty());
+    assert_eq!(*cloud.noted.lock().unwrap(), [], "a shadow ends nothing");
     let alive: Vec<_> = cloud.world.lock().unwrap().alive().iter().map(|i| i.id.to_string()).collect();
     assert_eq!(alive, ["i-0000000000000000c", "i-00000000000000004"], "the canary, and another installation's");
 }
