@@ -112,9 +112,10 @@ class Sweeper(PeerCase):
         self.assertEqual(self.state(resists), "terminated", "the next sweep ends it")
 
     def test_a_token_that_is_no_instant_ends_no_sweep(self):
-        self.tagged({"drums:installation": OURS}, ClientToken=f"drums1-{OURS}-{'f' * 10}-{9:016x}-0001")
+        token = f"drums1-{OURS}-{'f' * 10}-{9:016x}-0001"
+        never = self.tagged({"drums:installation": OURS}, ClientToken=token)
         overdue = self.host(-1, 25)
-        with self.assertRaises(RuntimeError):
+        with self.assertRaisesRegex(RuntimeError, never):
             self.sweep()
         self.assertEqual(self.state(overdue), "terminated")
 
