@@ -7,7 +7,7 @@ use drums_common::{
     ids::{Generation, HostId},
 };
 
-use super::StoreError;
+use super::{StoreError, shared::json_of};
 
 /// A record as it will be stored. Made where its batch came in: the store's thread is one, and only stores.
 #[derive(Clone, Debug)]
@@ -30,21 +30,14 @@ impl Written {
     }
 
     fn one(record: &Record) -> Result<Self, StoreError> {
-        let text = text(record)?;
+        // Only logs are long.
+        let log = if let Body::Log(log) = &record.body { log.text.len() } else { 0 };
+        let text = json_of("record", record, 1_024 + log + log / 16)?;
         // The wire carries what JSON does not: an infinity would be stored as null, and be read by nobody.
         let read = record.body.has_reals().then(|| serde_json::from_str::<Record>(&text));
         let unreadable = read.and_then(Result::err).map(|e| e.to_string());
         Ok(Self { seq: record.seq, generation: record.generation, text, unreadable })
     }
-}
-
-fn text(record: &Record) -> Result<String, StoreError> {
-    // A log that grew to its size by doubling would be copied as often.
-    let log = if let Body::Log(log) = &record.body { log.text.len() + log.text.len() / 16 } else { 0 };
-    let mut text = Vec::with_capacity(1_024 + log);
-    let corrupt = |got: String| StoreError::Corrupt { what: "record", got };
-    serde_json::to_writer(&mut text, record).map_err(|e| corrupt(e.to_string()))?;
-    String::from_utf8(text).map_err(|e| corrupt(e.to_string()))
 }
 
 /// How far a host's evidence of a run was stored before a batch came, and is now.

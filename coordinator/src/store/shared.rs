@@ -21,7 +21,15 @@ fn corrupt(what: &'static str, text: &str) -> StoreError {
 
 /// Our own types serialise; a failure would be a map with keys that are no texts.
 pub(super) fn json<T: serde::Serialize>(what: &'static str, value: &T) -> Result<String, StoreError> {
-    serde_json::to_string(value).map_err(|e| StoreError::Corrupt { what, got: e.to_string() })
+    json_of(what, value, 128)
+}
+
+/// A text that grows to its size by doubling is copied as often: for what may be long, about how many `bytes` it takes.
+pub(super) fn json_of<T: serde::Serialize>(what: &'static str, value: &T, bytes: usize) -> Result<String, StoreError> {
+    let corrupt = |got: String| StoreError::Corrupt { what, got };
+    let mut text = Vec::with_capacity(bytes);
+    serde_json::to_writer(&mut text, value).map_err(|e| corrupt(e.to_string()))?;
+    String::from_utf8(text).map_err(|e| corrupt(e.to_string()))
 }
 
 /// A host as it is stored.
