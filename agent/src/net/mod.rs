@@ -24,6 +24,7 @@ mod renew;
 pub mod sending;
 mod session;
 mod threads;
+mod timer;
 mod tls;
 mod upload;
 mod workload;

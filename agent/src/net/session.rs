@@ -21,13 +21,8 @@ use drums_common::{
         latest::{AgentHello, BeatAck, ToAgent, ToCoordinator, Welcome},
     },
 };
-use quinn::{Connection, Endpoint, RecvStream, SendStream};
-use tokio::{
-    runtime::Handle,
-    sync::watch,
-    task::JoinSet,
-    time::{sleep, timeout},
-};
+use quinn::{Connection, Endpoint, RecvStream, Runtime, SendStream};
+use tokio::{runtime::Handle, sync::watch, task::JoinSet, time::timeout};
 
 use super::{
     evidence,
@@ -36,6 +31,7 @@ use super::{
     life,
     link::{NextBeat, Shared, Stop},
     renew::{self, Credentials},
+    timer,
     tls::{self, DialError, Sockets},
     upload::Offers,
 };
@@ -222,7 +218,7 @@ async fn stay(
     let patience_ms = welcome.dispatch_lease_ms.max(2 * welcome.beat_ms);
     let (mut tasks, mut on_disk) = (JoinSet::new(), JoinSet::new());
     tasks.spawn(say(send, connection.clone(), context.clone()));
-    tasks.spawn(send_beats(connection.clone(), context.shared.clone(), beat, patience_ms));
+    tasks.spawn(send_beats(connection.clone(), context.shared.clone(), context.sockets.runtime(), beat, patience_ms));
     tasks.spawn(read_acks(connection.clone(), context.shared.clone()));
     let (connected, spool, shared) = (connection.clone(), context.spool.clone(), context.shared.clone());
     on_disk.spawn_on(async move { evidence::run(&connected, &spool, &shared).await.into() }, &context.disk);
@@ -326,7 +322,14 @@ async fn listen(mut recv: RecvStream, context: Arc<Context>) -> End {
 
 /// Beats, and the end of a connection on which none is answered: the idle time-out is off, so a path that died silently
 /// shows here. In a quiet interval nothing of this runs, not even a timer.
-async fn send_beats(connection: Connection, shared: Arc<Shared>, every: Duration, patience_ms: u64) -> End {
+async fn send_beats(
+    connection: Connection,
+    shared: Arc<Shared>,
+    runtime: Arc<dyn Runtime>,
+    every: Duration,
+    patience_ms: u64,
+) -> End {
+    let mut timer = None;
     loop {
         let hush = match shared.next_beat() {
             NextBeat::Send(beat) => {
@@ -346,6 +349,7 @@ async fn send_beats(connection: Connection, shared: Arc<Shared>, every: Duration
             NextBeat::Hush => true,
         };
         if hush {
+            timer = None;
             shared.beat_now.notified().await;
             continue;
         }
@@ -353,9 +357,12 @@ async fn send_beats(connection: Connection, shared: Arc<Shared>, every: Duration
         if ms > patience_ms {
             return End::Unanswered(ms);
         }
+        let next = runtime.now() + every;
+        let timer = timer.get_or_insert_with(|| runtime.new_timer(next));
+        timer.as_mut().reset(next);
         // Cancel-safe: a kick is kept until somebody waits for it.
         tokio::select! {
-            () = sleep(every) => {}
+            () = timer::elapsed(timer) => {}
             () = shared.beat_now.notified() => {}
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{SocketAddr, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -15,7 +15,7 @@ use drums_common::{
     telemetry::chain,
     wire::{ALPN_AGENTS, ALPN_ENROL, SERVER_NAME, close::Close},
 };
-use quinn::{ClientConfig, Connection, ConnectionError, Endpoint, TransportConfig, VarInt};
+use quinn::{ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, Runtime, TransportConfig, VarInt};
 use quinn_proto::crypto::rustls::QuicClientConfig;
 use rustls::{
     CertificateError, DigitallySignedStruct, RootCertStore, SignatureScheme,
@@ -28,7 +28,7 @@ use rustls::{
 };
 use tokio::time::timeout;
 
-use super::identity::Identity;
+use super::{identity::Identity, timer::ExactRuntime};
 
 /// For one address. A coordinator on a usable path answers in a fraction of it.
 const DIAL: Duration = Duration::from_secs(5);
@@ -107,10 +107,12 @@ fn quic(mut config: rustls::ClientConfig, transport: TransportConfig) -> Result<
     Ok(client)
 }
 
-/// Where a connection's packets go.
+/// Where a connection's packets go, and what its timers are.
 pub trait Sockets: Send + Sync {
     /// An endpoint that can dial `address`.
     fn open(&self, address: SocketAddr) -> io::Result<Endpoint>;
+    /// Of its connections' timers and of the beats'.
+    fn runtime(&self) -> Arc<dyn Runtime>;
 }
 
 /// UDP of this machine.
@@ -119,7 +121,11 @@ pub struct Udp;
 impl Sockets for Udp {
     fn open(&self, address: SocketAddr) -> io::Result<Endpoint> {
         let any: SocketAddr = if address.is_ipv6() { ([0u16; 8], 0).into() } else { ([0u8; 4], 0).into() };
-        Endpoint::client(any)
+        Endpoint::new(EndpointConfig::default(), None, UdpSocket::bind(any)?, self.runtime())
+    }
+
+    fn runtime(&self) -> Arc<dyn Runtime> {
+        Arc::new(ExactRuntime)
     }
 }
 

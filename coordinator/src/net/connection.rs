@@ -80,7 +80,10 @@ pub(super) async fn serve<P: Ports>(incoming: Incoming, context: Arc<Context<P>>
     // What comes before the welcome takes the most memory, and is given back before the long time after it.
     let Some(welcomed) = Box::pin(welcome(incoming, &context)).await else { return };
     drop(unfinished);
-    attend(welcomed, &context).await;
+    let mut tasks = JoinSet::new();
+    let (connection, peer, heard) = spawn_tasks(welcomed, &mut tasks, &context);
+    let end = attend(&connection, &peer, &heard, &mut tasks, &context).await;
+    Box::pin(part(&connection, &peer, end, tasks, &context)).await;
 }
 
 /// For a peer of a coordinator that is not the active one: it is to try the others.
@@ -92,11 +95,15 @@ pub(super) async fn stand_by(incoming: Incoming) {
 }
 
 /// Until one side ends it.
-async fn attend<P: Ports>(welcomed: Welcomed, context: &Arc<Context<P>>) {
-    let mut tasks = JoinSet::new();
-    let (connection, peer, heard) = spawn_tasks(welcomed, &mut tasks, context);
+async fn attend<P: Ports>(
+    connection: &Connection,
+    peer: &Peer,
+    heard: &Heard,
+    tasks: &mut JoinSet<End>,
+    context: &Context<P>,
+) -> End {
     let beats = async {
-        let end = read_beats(&connection, &peer, context, &heard).await;
+        let end = read_beats(connection, peer, context, heard).await;
         if connection.close_reason().is_some() {
             // The others see it too, and the agent's last words may be on a stream.
             tokio::time::sleep(FAREWELL).await;
@@ -110,20 +117,24 @@ async fn attend<P: Ports>(welcomed: Welcomed, context: &Arc<Context<P>>) {
             End::Nonsense("something that broke its connection's task")
         }),
     };
-    let end = match end {
+    match end {
         End::Broken(quinn::ConnectionError::LocallyClosed) => End::Replaced,
         other => other,
-    };
+    }
+}
+
+/// What is left to do once it is known why a connection ends.
+async fn part<P: Ports>(connection: &Connection, peer: &Peer, end: End, mut tasks: JoinSet<End>, context: &Context<P>) {
     if matches!(end, End::Shutdown | End::Retired(_)) {
         // The agent was told in a message and closes; whoever receives last closes first.
         let _ = timeout(FAREWELL, connection.closed()).await;
     }
-    close_for(&connection, &end);
+    close_for(connection, &end);
     tasks.shutdown().await;
     let reason = chain(&end);
     tracing::info!(host = %peer.host, %reason, "agent disconnected");
-    if context.registry.release(&peer.host, &connection) {
-        context.ports.disconnected(&peer, &reason);
+    if context.registry.release(&peer.host, connection) {
+        context.ports.disconnected(peer, &reason);
     }
 }
 
@@ -177,7 +188,6 @@ impl<P: Ports> Seldom<P> {
     }
 
     async fn read_control(&self, mut recv: RecvStream, renewal: &Renewal) -> End {
-        let Self { peer, context, heard, .. } = self;
         let mut last_renewal: Option<MonoMicros> = None;
         loop {
             let message = match io::read(&mut recv, Lane::Control).await {
@@ -186,28 +196,40 @@ impl<P: Ports> Seldom<P> {
                 Err(StreamError::Read(quinn::ReadError::ConnectionLost(e))) => return e.into(),
                 Err(source) => return End::Stream { what: "reading the control stream", source },
             };
-            account(heard, context.clock.boottime());
+            account(&self.heard, self.context.clock.boottime());
             // What comes rarely has its memory then.
-            match message {
-                ToCoordinator::Facts(facts) => Box::pin(context.ports.facts(peer, *facts)).await,
-                ToCoordinator::Refused { run, failure } => {
-                    Box::pin(context.ports.demand_refused(peer, run, failure)).await
-                }
-                ToCoordinator::UpgradeFailed { upgrade, failure } => {
-                    Box::pin(context.ports.upgrade_failed(peer, upgrade, failure)).await;
-                }
-                ToCoordinator::Goodbye { reason } => return End::Goodbye(reason),
-                ToCoordinator::Renew { csr_der } => {
-                    let now = context.clock.boottime();
-                    if last_renewal.replace(now).is_some_and(|last| now.ms_since(last) < renew::APART_MS) {
-                        return End::Nonsense("requests for certificates one after the other");
-                    }
-                    // Of two that wait to be sent, one is enough.
-                    renewal.put(Box::pin(renew::answer(peer, &csr_der, context)).await);
-                }
-                ToCoordinator::Hello(_) => return End::Nonsense("a second hello"),
+            if let Some(end) = Box::pin(self.heed(message, &mut last_renewal, renewal)).await {
+                return end;
             }
         }
+    }
+
+    /// What a message asks for, and whether the connection ends with it.
+    async fn heed(
+        &self,
+        message: ToCoordinator,
+        last_renewal: &mut Option<MonoMicros>,
+        renewal: &Renewal,
+    ) -> Option<End> {
+        let Self { peer, context, .. } = self;
+        match message {
+            ToCoordinator::Facts(facts) => context.ports.facts(peer, *facts).await,
+            ToCoordinator::Refused { run, failure } => context.ports.demand_refused(peer, run, failure).await,
+            ToCoordinator::UpgradeFailed { upgrade, failure } => {
+                context.ports.upgrade_failed(peer, upgrade, failure).await;
+            }
+            ToCoordinator::Goodbye { reason } => return Some(End::Goodbye(reason)),
+            ToCoordinator::Renew { csr_der } => {
+                let now = context.clock.boottime();
+                if last_renewal.replace(now).is_some_and(|last| now.ms_since(last) < renew::APART_MS) {
+                    return Some(End::Nonsense("requests for certificates one after the other"));
+                }
+                // Of two that wait to be sent, one is enough.
+                renewal.put(renew::answer(peer, &csr_der, context).await);
+            }
+            ToCoordinator::Hello(_) => return Some(End::Nonsense("a second hello")),
+        }
+        None
     }
 
     /// Evidence and artifact streams. quinn lets the peer open a fixed few, so the tasks are as few.

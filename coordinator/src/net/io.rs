@@ -60,7 +60,8 @@ pub(super) async fn read<T: DeserializeOwned>(stream: &mut RecvStream, lane: Lan
         }
         Ok(codec::decode(lane, &payload)?)
     };
-    timeout(STALL, rest).await.map_err(|_| StreamError::Stalled)?.map(Some)
+    // Most streams wait for their first byte most of the time: what the rest takes, it takes then.
+    Box::pin(timeout(STALL, rest)).await.map_err(|_| StreamError::Stalled)?.map(Some)
 }
 
 pub(super) async fn write<T: Serialize>(stream: &mut SendStream, lane: Lane, message: &T) -> Result<(), StreamError> {

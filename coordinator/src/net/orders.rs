@@ -29,13 +29,6 @@ pub(super) async fn push_orders(
     renewal: &Renewal,
     mut shutdown: watch::Receiver<bool>,
 ) -> End {
-    let failed = |source| End::Stream { what: "sending an order", source };
-    enum Next {
-        Order,
-        Places(Uploads),
-        Renewal(EnrolReply),
-        Goodbye,
-    }
     let mut first = (!ordered).then_some(Next::Order);
     loop {
         // All branches are cancel-safe: they only wait for a value to change.
@@ -48,21 +41,33 @@ pub(super) async fn push_orders(
                 _ = shutdown.wait_for(|down| *down) => Next::Goodbye,
             },
         };
-        let (message, end) = match next {
-            Next::Order => message_of(&orders.borrow_and_update()),
-            Next::Places(places) => (ToAgent::Uploads(places), None),
-            Next::Renewal(reply) => (ToAgent::Renewal(reply), None),
-            Next::Goodbye => (ToAgent::Goodbye, Some(End::Shutdown)),
-        };
-        let bytes = io::wrapped(Lane::Control, &message);
-        drop(message);
-        let written = async { io::write_bytes(&mut send, &bytes?).await };
-        if let Err(e) = written.await {
-            return failed(e);
-        }
-        if let Some(end) = end {
+        // An order comes rarely, and has its memory then.
+        if let Some(end) = Box::pin(say(&mut send, next, &mut orders)).await {
             return end;
         }
+    }
+}
+
+/// What is said next.
+enum Next {
+    Order,
+    Places(Uploads),
+    Renewal(EnrolReply),
+    Goodbye,
+}
+
+/// Says it, and whether the connection ends with it.
+async fn say(send: &mut SendStream, next: Next, orders: &mut watch::Receiver<Order>) -> Option<End> {
+    let (message, end) = match next {
+        Next::Order => message_of(&orders.borrow_and_update()),
+        Next::Places(places) => (ToAgent::Uploads(places), None),
+        Next::Renewal(reply) => (ToAgent::Renewal(reply), None),
+        Next::Goodbye => (ToAgent::Goodbye, Some(End::Shutdown)),
+    };
+    let written = async { io::write_bytes(send, &io::wrapped(Lane::Control, &message)?).await };
+    match written.await {
+        Ok(()) => end,
+        Err(source) => Some(End::Stream { what: "sending an order", source }),
     }
 }
 

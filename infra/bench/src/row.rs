@@ -21,8 +21,10 @@ pub enum Goal {
 pub struct Row {
     pub name: String,
     /// Geometric mean of the rounds' ratios; of a level, its worst. Not finite (null in the file) where a reading was
-    /// not positive and no ratio exists: the interval is then unbounded, no goal is met, and `note` says why.
+    /// not positive or not finite and no ratio exists: the interval is then unbounded, no goal is met, and `note` says why.
     pub ratio: f64,
+    /// Ends of the interval. Few rounds, of which one is far from the others, may leave an end open: the low one at 0,
+    /// the high one not finite (null in the file).
     pub low: f64,
     pub high: f64,
     pub n: usize,
@@ -69,7 +71,8 @@ pub fn ratio(
     seed: u64,
 ) -> Row {
     let log = |(a, b): (&Reading, &Reading)| {
-        if a.value > 0.0 && b.value > 0.0 { log_ratio(a.value, b.value) } else { f64::NAN }
+        let counts = |v: f64| v > 0.0 && v.is_finite();
+        if counts(a.value) && counts(b.value) { log_ratio(a.value, b.value) } else { f64::NAN }
     };
     let logs: Vec<f64> = ours.iter().zip(theirs).map(log).collect();
     let lost = logs.iter().filter(|l| l.is_nan()).count();
@@ -79,7 +82,7 @@ pub fn ratio(
     let note = if lost == 0 {
         String::new()
     } else {
-        format!("no ratio: in {lost} of {} rounds a reading was not positive; measure more agents", logs.len())
+        format!("no ratio: in {lost} of {} rounds a reading was nothing or endless; measure more agents", logs.len())
     };
     Row {
         name: name.to_owned(),
@@ -204,8 +207,8 @@ mod tests {
     }
 
     #[test]
-    fn where_a_reading_is_not_positive_there_is_no_ratio_no_goal_is_met_and_the_note_says_why() {
-        for bad in [0.0, -3.0, f64::NAN] {
+    fn where_a_reading_is_nothing_or_endless_there_is_no_ratio_no_goal_is_met_and_the_note_says_why() {
+        for bad in [0.0, -3.0, f64::NAN, f64::INFINITY] {
             for (ours, theirs) in [([2.0; 4], [1.0, bad, 1.0, 1.0]), ([1.0, 1.0, bad, 1.0], [2.0; 4])] {
                 for goal in [Goal::AtMost(1e9), Goal::AtLeast(1e-9), Goal::Within(1e9)] {
                     let row = ratio("x", &readings(&ours), "y", &readings(&theirs), "s", goal, 1);
@@ -214,6 +217,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn an_end_that_few_rounds_leave_open_is_null_in_the_file_and_meets_no_goal() {
+        let row = ratio("x", &readings(&[1.0, 1.0, 1.0, 9.0]), "y", &readings(&[1.0; 4]), "s", Goal::AtMost(1e9), 1);
+        assert!(row.ratio.is_finite() && row.high.is_infinite(), "{row:?}");
+        assert_eq!(row.met, Some(false));
+        assert!(serde_json::to_value(&row).unwrap()["high"].is_null());
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub(super) async fn rows(bench: &Bench, dir: &Path) -> Result<Vec<Row>> {
         #[allow(clippy::cast_precision_loss)] // two seconds
         let share = number(&beating, "cpu_us")? / (quiet_ms as f64 * 1e3);
         around.push(Reading { value: share * 100.0, cpu_us: f64::NAN });
-        eprintln!("quiet: silence {} of {}: {quiet}", n + 1, bench.size.silences);
+        eprintln!("quiet: silence {} of {}: {quiet}, around it {beating}", n + 1, bench.size.silences);
     }
     let mut rows = vec![
         worst(

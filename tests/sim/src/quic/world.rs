@@ -38,7 +38,7 @@ use drums_coordinator::{
     store::Who,
     tasks::{Control, NewRun},
 };
-use quinn::{Endpoint, EndpointConfig, TokioRuntime};
+use quinn::{Endpoint, EndpointConfig, Runtime, TokioRuntime};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject as _};
 use tokio::{
     sync::watch,
@@ -169,7 +169,12 @@ struct Process {
 impl Sockets for Process {
     fn open(&self, _: SocketAddr) -> std::io::Result<Endpoint> {
         let socket = self.wire.socket(self.ip, None, self.plugged.clone());
-        Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, socket, Arc::new(TokioRuntime))
+        Endpoint::new_with_abstract_socket(EndpointConfig::default(), None, socket, self.runtime())
+    }
+
+    /// Simulated time is Tokio's.
+    fn runtime(&self) -> Arc<dyn Runtime> {
+        Arc::new(TokioRuntime)
     }
 }
 
