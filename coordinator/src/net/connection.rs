@@ -23,7 +23,7 @@ use drums_common::{
         close::Close,
         codec,
         frame::Lane,
-        latest::{Beat, EvidenceBatch, ToCoordinator, Uploads},
+        latest::{Beat, EvidenceBatch, ToCoordinator},
     },
 };
 use quinn::{Connection, Incoming, RecvStream, SendStream};
@@ -32,7 +32,7 @@ use tokio::{sync::watch, task::JoinSet, time::timeout};
 use super::{
     artifact,
     io::{self, StreamError},
-    orders::{Renewal, push_orders},
+    orders::{Mail, push_orders},
     places,
     ports::{Order, Peer, Ports},
     registry::Registry,
@@ -76,9 +76,10 @@ pub(super) enum End {
     Nonsense(&'static str),
 }
 
-pub(super) async fn serve<P: Ports>(incoming: Incoming, context: Arc<Context<P>>, unfinished: super::Unfinished) {
+/// Takes a peer that dials in a box: this task lives as long as the connection, and what dials does not.
+pub(super) async fn serve<P: Ports>(incoming: Box<Incoming>, context: Arc<Context<P>>, unfinished: super::Unfinished) {
     // What comes before the welcome takes the most memory, and is given back before the long time after it.
-    let Some(welcomed) = Box::pin(welcome(incoming, &context)).await else { return };
+    let Some(welcomed) = Box::pin(welcome(*incoming, &context)).await else { return };
     drop(unfinished);
     let mut tasks = JoinSet::new();
     let (connection, peer, heard) = spawn_tasks(welcomed, &mut tasks, &context);
@@ -148,14 +149,18 @@ fn spawn_tasks<P: Ports>(
     let Welcomed { connection, peer, greeted: Greeted { streams, accepted, ordered } } = welcomed;
     tracing::info!(host = %peer.host, remote = %connection.remote_address(), generation = %accepted.welcome.generation, "agent connected");
     let heard = Heard::new(context.clock.boottime().0.into());
-    let offered = context.ports.has_bucket().then(|| {
-        let (offer, offered) = watch::channel(Uploads::default());
-        tasks.spawn(places::offer(peer.clone(), accepted.orders.clone(), offer, context.clone()));
-        offered
-    });
-    let seldom =
-        Seldom { connection: connection.clone(), peer: peer.clone(), context: context.clone(), heard: heard.clone() };
-    tasks.spawn(seldom.run(streams, accepted.orders, ordered, offered));
+    let mail = Arc::new(Mail::default());
+    if context.ports.has_bucket() {
+        tasks.spawn(places::offer(peer.clone(), accepted.orders.clone(), mail.clone(), context.clone()));
+    }
+    let seldom = Seldom {
+        connection: connection.clone(),
+        peer: peer.clone(),
+        context: context.clone(),
+        heard: heard.clone(),
+        mail,
+    };
+    tasks.spawn(seldom.run(streams, accepted.orders, ordered));
     (connection, peer, heard)
 }
 
@@ -165,32 +170,27 @@ struct Seldom<P> {
     peer: Arc<Peer>,
     context: Arc<Context<P>>,
     heard: Heard,
+    mail: Arc<Mail>,
 }
 
 impl<P: Ports> Seldom<P> {
-    async fn run(
-        self,
-        (send, recv): Streams,
-        orders: watch::Receiver<Order>,
-        ordered: bool,
-        offered: Option<watch::Receiver<Uploads>>,
-    ) -> End {
-        let renewal = Renewal::default();
+    async fn run(self, (mut send, mut recv): Streams, mut orders: watch::Receiver<Order>, ordered: bool) -> End {
+        let mut shutdown = self.context.shutdown.clone();
         // The first to end ends the connection, and with it the others. What the agent said last says more than that it is
         // gone.
         tokio::select! {
             biased;
-            end = self.read_control(recv, &renewal) => end,
-            end = push_orders(send, orders, ordered, offered, &renewal, self.context.shutdown.clone()) => end,
+            end = self.read_control(&mut recv) => end,
+            end = push_orders(&mut send, &mut orders, ordered, &self.mail, &mut shutdown) => end,
             end = self.accept_streams() => end,
             end = watch_silence(&self.heard, &self.context) => end,
         }
     }
 
-    async fn read_control(&self, mut recv: RecvStream, renewal: &Renewal) -> End {
+    async fn read_control(&self, recv: &mut RecvStream) -> End {
         let mut last_renewal: Option<MonoMicros> = None;
         loop {
-            let message = match io::read(&mut recv, Lane::Control).await {
+            let message = match io::read(recv, Lane::Control).await {
                 Ok(Some(message)) => message,
                 Ok(None) => return End::Nonsense("the end of its control stream"),
                 Err(StreamError::Read(quinn::ReadError::ConnectionLost(e))) => return e.into(),
@@ -198,19 +198,14 @@ impl<P: Ports> Seldom<P> {
             };
             account(&self.heard, self.context.clock.boottime());
             // What comes rarely has its memory then.
-            if let Some(end) = Box::pin(self.heed(message, &mut last_renewal, renewal)).await {
+            if let Some(end) = Box::pin(self.heed(message, &mut last_renewal)).await {
                 return end;
             }
         }
     }
 
     /// What a message asks for, and whether the connection ends with it.
-    async fn heed(
-        &self,
-        message: ToCoordinator,
-        last_renewal: &mut Option<MonoMicros>,
-        renewal: &Renewal,
-    ) -> Option<End> {
+    async fn heed(&self, message: ToCoordinator, last_renewal: &mut Option<MonoMicros>) -> Option<End> {
         let Self { peer, context, .. } = self;
         match message {
             ToCoordinator::Facts(facts) => context.ports.facts(peer, *facts).await,
@@ -224,8 +219,7 @@ impl<P: Ports> Seldom<P> {
                 if last_renewal.replace(now).is_some_and(|last| now.ms_since(last) < renew::APART_MS) {
                     return Some(End::Nonsense("requests for certificates one after the other"));
                 }
-                // Of two that wait to be sent, one is enough.
-                renewal.put(renew::answer(peer, &csr_der, context).await);
+                self.mail.certificate(renew::answer(peer, &csr_der, context).await);
             }
             ToCoordinator::Hello(_) => return Some(End::Nonsense("a second hello")),
         }

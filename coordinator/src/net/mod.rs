@@ -53,7 +53,7 @@ pub async fn serve_agents<P: Ports>(
     let registry = registry::Registry::default();
     let down = shutdown.clone();
     let context = Arc::new(connection::Context { ports, pki, registry, leases, clock, build, shutdown: down });
-    let serve = |incoming, unfinished| connection::serve(incoming, context.clone(), unfinished);
+    let serve = |incoming, unfinished| connection::serve(Box::new(incoming), context.clone(), unfinished);
     accept(&endpoint, MAX_AGENTS, shutdown, serve).await;
 }
 

@@ -19,15 +19,14 @@ pub(super) fn message_of(order: &Order) -> (ToAgent, Option<End>) {
     }
 }
 
-/// Sends the present order unless it is `ordered` already, then every change of it; and places for evidence and certificates
-/// as they are made.
+/// Sends the present order unless it is `ordered` already, then every change of it; and what comes by `mail`. Whoever waits
+/// here waits for as long as the connection lives: nothing is kept that is not needed for it.
 pub(super) async fn push_orders(
-    mut send: SendStream,
-    mut orders: watch::Receiver<Order>,
+    send: &mut SendStream,
+    orders: &mut watch::Receiver<Order>,
     ordered: bool,
-    mut offered: Option<watch::Receiver<Uploads>>,
-    renewal: &Renewal,
-    mut shutdown: watch::Receiver<bool>,
+    mail: &Mail,
+    shutdown: &mut watch::Receiver<bool>,
 ) -> End {
     let mut first = (!ordered).then_some(Next::Order);
     loop {
@@ -36,13 +35,12 @@ pub(super) async fn push_orders(
             Some(first) => first,
             None => tokio::select! {
                 changed = orders.changed() => if changed.is_ok() { Next::Order } else { Next::Goodbye },
-                places = next_places(&mut offered) => Next::Places(places),
-                reply = renewal.next() => Next::Renewal(reply),
+                () = mail.there.notified() => Next::Mail,
                 _ = shutdown.wait_for(|down| *down) => Next::Goodbye,
             },
         };
         // An order comes rarely, and has its memory then.
-        if let Some(end) = Box::pin(say(&mut send, next, &mut orders)).await {
+        if let Some(end) = Box::pin(say(send, next, orders, mail)).await {
             return end;
         }
     }
@@ -51,59 +49,65 @@ pub(super) async fn push_orders(
 /// What is said next.
 enum Next {
     Order,
-    Places(Uploads),
-    Renewal(EnrolReply),
+    Mail,
     Goodbye,
 }
 
 /// Says it, and whether the connection ends with it.
-async fn say(send: &mut SendStream, next: Next, orders: &mut watch::Receiver<Order>) -> Option<End> {
-    let (message, end) = match next {
-        Next::Order => message_of(&orders.borrow_and_update()),
-        Next::Places(places) => (ToAgent::Uploads(places), None),
-        Next::Renewal(reply) => (ToAgent::Renewal(reply), None),
-        Next::Goodbye => (ToAgent::Goodbye, Some(End::Shutdown)),
+async fn say(send: &mut SendStream, next: Next, orders: &mut watch::Receiver<Order>, mail: &Mail) -> Option<End> {
+    let (messages, end) = match next {
+        Next::Order => {
+            let (message, end) = message_of(&orders.borrow_and_update());
+            (vec![message], end)
+        }
+        Next::Mail => (mail.take(), None),
+        Next::Goodbye => (vec![ToAgent::Goodbye], Some(End::Shutdown)),
     };
-    let written = async { io::write_bytes(send, &io::wrapped(Lane::Control, &message)?).await };
-    match written.await {
-        Ok(()) => end,
-        Err(source) => Some(End::Stream { what: "sending an order", source }),
+    for message in messages {
+        let written = async { io::write_bytes(send, &io::wrapped(Lane::Control, &message)?).await };
+        if let Err(source) = written.await {
+            return Some(End::Stream { what: "sending an order", source });
+        }
     }
+    end
 }
 
-/// New places, whenever there are any.
-async fn next_places(offered: &mut Option<watch::Receiver<Uploads>>) -> Uploads {
-    if let Some(offered) = offered
-        && offered.changed().await.is_ok()
-    {
-        return offered.borrow_and_update().clone();
-    }
-    std::future::pending().await
-}
-
-/// The agent's next certificate, until it is sent.
+/// What is for an agent beside its orders, until it is sent. Of each kind the newest counts.
 #[derive(Default)]
-pub(super) struct Renewal {
-    waiting: Mutex<Option<EnrolReply>>,
+pub(super) struct Mail {
+    waiting: Mutex<Waiting>,
     there: Notify,
 }
 
-impl Renewal {
-    pub fn put(&self, reply: EnrolReply) {
-        *self.waiting() = Some(reply);
+#[derive(Default)]
+struct Waiting {
+    certificate: Option<Box<EnrolReply>>,
+    places: Option<Uploads>,
+}
+
+impl Mail {
+    /// The agent's next certificate.
+    pub fn certificate(&self, reply: EnrolReply) {
+        self.put(|waiting| waiting.certificate = Some(Box::new(reply)));
+    }
+
+    /// Places for its evidence.
+    pub fn places(&self, uploads: Uploads) {
+        self.put(|waiting| waiting.places = Some(uploads));
+    }
+
+    fn put(&self, put: impl FnOnce(&mut Waiting)) {
+        put(&mut self.waiting());
         self.there.notify_one();
     }
 
-    async fn next(&self) -> EnrolReply {
-        loop {
-            self.there.notified().await;
-            if let Some(reply) = self.waiting().take() {
-                return reply;
-            }
-        }
+    fn take(&self) -> Vec<ToAgent> {
+        let Waiting { certificate, places } = std::mem::take(&mut *self.waiting());
+        let certificate = certificate.map(|reply| ToAgent::Renewal(*reply));
+        certificate.into_iter().chain(places.map(ToAgent::Uploads)).collect()
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Option<EnrolReply>> {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
         // Plain assignments: a panic elsewhere leaves nothing half-changed.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use drums_common::{ids::RunId, wire::latest::Uploads};
+use drums_common::ids::RunId;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -10,6 +10,7 @@ use tokio::{
 
 use super::{
     connection::{Context, End},
+    orders::Mail,
     ports::{Order, Peer, Ports},
 };
 
@@ -21,7 +22,7 @@ const AGAIN: Duration = Duration::from_secs(10);
 pub(super) async fn offer<P: Ports>(
     peer: Arc<Peer>,
     mut orders: watch::Receiver<Order>,
-    offer: watch::Sender<Uploads>,
+    mail: Arc<Mail>,
     context: Arc<Context<P>>,
 ) -> End {
     let mut held: Vec<RunId> = Vec::new();
@@ -36,7 +37,7 @@ pub(super) async fn offer<P: Ports>(
                     let valid_ms = uploads.runs.iter().map(|r| r.valid_ms).min().unwrap_or(u64::from(u32::MAX));
                     renew = Some(Instant::now() + Duration::from_millis(valid_ms / 2));
                     held = runs;
-                    offer.send_replace(uploads);
+                    mail.places(uploads);
                 }
                 Err(failure) => {
                     tracing::warn!(host = %peer.host, error = %failure, "no places for evidence; trying again");

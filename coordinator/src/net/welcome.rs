@@ -34,6 +34,9 @@ pub(super) struct Welcomed {
 }
 
 /// Handshake, certificate and hello. None: the peer was told why, if that was possible.
+///
+/// A fleet that comes back stands here all at once, most of it waiting for its turn: each phase has its memory when it
+/// begins. What a thousand of them take at the same time is not given back to the system.
 pub(super) async fn welcome<P: Ports>(incoming: Incoming, context: &Context<P>) -> Option<Welcomed> {
     let remote = incoming.remote_address();
     let connection = match timeout(HANDSHAKE, async { incoming.accept()?.await }).await {
@@ -58,7 +61,7 @@ pub(super) async fn welcome<P: Ports>(incoming: Incoming, context: &Context<P>) 
             return None;
         }
     };
-    match timeout(HANDSHAKE, greet(&connection, &peer, context)).await {
+    match timeout(HANDSHAKE, Box::pin(greet(&connection, &peer, context))).await {
         Ok(Ok(Some(greeted))) => Some(Welcomed { connection, peer, greeted }),
         Ok(Ok(None)) => None,
         Ok(Err(end)) => {
@@ -119,7 +122,7 @@ async fn greet<P: Ports>(connection: &Connection, peer: &Peer, context: &Context
     let Some(ToCoordinator::Hello(agent)) = message else {
         return Err(End::Nonsense("something else before its hello"));
     };
-    match admit(connection, peer, *agent, context).await {
+    match Box::pin(admit(connection, peer, *agent, context)).await {
         Ok(mut accepted) => {
             // With its first order, which is there already: a packet less for each of a fleet that comes back.
             let mut bytes = io::wrapped(Lane::Control, &ToAgent::Welcome(accepted.welcome.clone())).map_err(hello)?;
@@ -167,7 +170,7 @@ async fn admit<P: Ports>(
     if context.registry.claim(host, connection, hello.instance).await == Claim::Disputed {
         return Err(second("second-agent", "a second agent"));
     }
-    let accepted = context.ports.on_connect(peer, hello).await;
+    let accepted = Box::pin(context.ports.on_connect(peer, hello)).await;
     if accepted.is_err() {
         context.registry.release(host, connection);
     }

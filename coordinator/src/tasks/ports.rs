@@ -67,13 +67,14 @@ impl Ports for Control {
 
     async fn on_connect(&self, peer: &Peer, hello: AgentHello) -> Result<Accepted, Failure> {
         let build = hello.agent_sha256;
-        let hello_row = HelloRow {
+        // On its way to the store it is handed on several times.
+        let hello_row = Box::new(HelloRow {
             installation: peer.installation,
             certificate: peer.certificate,
             facts: hello.facts,
             agent_version: hello.agent_version,
             agent_sha256: hello.agent_sha256,
-        };
+        });
         let audit = self.row_of(peer, "connected");
         let audit = audit.detail(&format!("agent {} {}", hello_row.agent_version, hello_row.agent_sha256.short()));
         let (who, now) = (peer.clone(), self.now());

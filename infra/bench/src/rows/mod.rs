@@ -60,7 +60,7 @@ impl Size {
     pub const FULL: Self = Self {
         agents: 1_000,
         rounds: 20,
-        fresh_rounds: 6,
+        fresh_rounds: 12,
         ssh_rounds: 8,
         ssh_hosts: 50,
         period_ms: 2_000,
