@@ -1,6 +1,6 @@
-"""Puts stack.yaml and the files that it names together: `python assemble.py > stack.json`.
+"""Puts the templates and the files that they name together: `python assemble.py` writes stack.json and region.json.
 
-One stack.json can be deployed as it is, without a tool that gathers files and a bucket to put them in.
+Each can be deployed as it is, without a tool that gathers files and a bucket to put them in.
 """
 
 import json
@@ -9,6 +9,7 @@ import pathlib
 import yaml
 
 HERE = pathlib.Path(__file__).resolve().parent
+NAMES = ("stack", "region")
 
 
 class Loader(yaml.SafeLoader):
@@ -26,8 +27,12 @@ def _function(loader, suffix, node):
 Loader.add_multi_constructor("!", _function)
 
 
-def assembled():
-    return _with_files(yaml.load((HERE / "stack.yaml").read_text(), Loader))
+def assembled(name):
+    """`region`: region.yaml; `stack`: what is in each region and what there is once, in one."""
+    region, whole = (yaml.load((HERE / f"{part}.yaml").read_text(), Loader) for part in ("region", name))
+    for section in ("Parameters", "Conditions", "Resources", "Outputs"):
+        whole[section] = region[section] | whole.get(section, {})
+    return _with_files(whole)
 
 
 def _with_files(value):
@@ -41,9 +46,10 @@ def _with_files(value):
     return value
 
 
-def text():
-    return json.dumps(assembled(), indent=1) + "\n"
+def text(name):
+    return json.dumps(assembled(name), indent=1) + "\n"
 
 
 if __name__ == "__main__":
-    print(text(), end="")
+    for name in NAMES:
+        (HERE / f"{name}.json").write_text(text(name))

@@ -19,16 +19,15 @@ def listed(value):
 
 class Files(unittest.TestCase):
     def test_the_stack_is_put_together_from_its_files_as_they_are(self):
-        here = (HERE / "stack.json").read_text()
-        self.assertEqual(here, assemble.text(), "run: python assemble.py > stack.json")
-        self.assertLess(len(here), 51_200, "what CloudFormation takes without a bucket")
-
-    def test_the_sweeper_fits_into_the_stack(self):
-        self.assertLessEqual(len((HERE / "sweeper.py").read_text()), 4096)
+        for name in assemble.NAMES:
+            here = (HERE / f"{name}.json").read_text()
+            self.assertEqual(here, assemble.text(name), "run: python assemble.py")
+            self.assertLess(len(here.encode()), 51_200, "what CloudFormation takes without a bucket")
 
     def test_the_stack_passes_cfn_lint(self):
         lint = pathlib.Path(sys.executable).with_name("cfn-lint")
-        done = subprocess.run([lint, "--include-checks", "W", "--", HERE / "stack.json"], capture_output=True, text=True)
+        templates = [HERE / f"{name}.json" for name in assemble.NAMES]
+        done = subprocess.run([lint, "--include-checks", "W", "--", *templates], capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stdout), (0, ""))
 
     def test_nothing_is_granted_by_a_wildcard_or_to_all(self):
@@ -56,31 +55,33 @@ class Deployed(PeerCase):
     # the bucket's policy are only linted.
     MISSING = {
         "AWS::CloudWatch::Alarm",
+        "AWS::Lambda::EventInvokeConfig",
         "AWS::S3::BucketPolicy",
         "AWS::Scheduler::Schedule",
         "AWS::Scheduler::ScheduleGroup",
         "AWS::SNS::Subscription",  # made only with an address
     }
 
-    def test_what_the_emulator_can_make_is_made(self):
-        subnet = self.client("ec2").describe_subnets()["Subnets"][0]["SubnetId"]
-        given = {
-            "Installation": INSTALLATION,
-            "CoordinatorPrincipal": "arn:aws:iam::123456789012:root",
-            "CanarySubnet": subnet,
-        }
-        cloudformation = self.client("cloudformation")
+    def deployed(self, name, region, **more):
+        """The stack's outputs, once all that can be made is made."""
+        subnet = self.client("ec2", region).describe_subnets()["Subnets"][0]["SubnetId"]
+        given = {"Installation": INSTALLATION, "CanarySubnet": subnet} | more
+        cloudformation = self.client("cloudformation", region)
         cloudformation.create_stack(
             StackName="drums",
-            TemplateBody=(HERE / "stack.json").read_text(),
+            TemplateBody=(HERE / f"{name}.json").read_text(),
             Parameters=[{"ParameterKey": k, "ParameterValue": v} for k, v in given.items()],
             Capabilities=["CAPABILITY_NAMED_IAM"],
         )
-        self.assertEqual(cloudformation.describe_stacks(StackName="drums")["Stacks"][0]["StackStatus"], "CREATE_COMPLETE")
+        stack = cloudformation.describe_stacks(StackName="drums")["Stacks"][0]
+        self.assertEqual(stack["StackStatus"], "CREATE_COMPLETE")
         made = cloudformation.describe_stack_resources(StackName="drums")["StackResources"]
-        there = {resource.get("ResourceType") for resource in made}
-        wanted = {r["Type"] for r in assemble.assembled()["Resources"].values()}
-        self.assertEqual(wanted - there, self.MISSING)
+        wanted = {r["Type"] for r in assemble.assembled(name)["Resources"].values()}
+        self.assertEqual(wanted - {resource.get("ResourceType") for resource in made} - self.MISSING, set())
+        return {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
+
+    def test_what_the_emulator_can_make_is_made(self):
+        self.deployed("stack", "us-east-1", CoordinatorPrincipal="arn:aws:iam::123456789012:root")
 
         iam = self.client("iam")
         for role, policy in (("coordinator", "coordinator"), ("schedule", "schedule"), ("sweeper", "sweeper")):
@@ -92,3 +93,15 @@ class Deployed(PeerCase):
             self.assertEqual(tags, {"drums:installation": INSTALLATION}, "the policies' variable")
         profile = iam.get_instance_profile(InstanceProfileName=f"drums-host-{INSTALLATION}")["InstanceProfile"]
         self.assertEqual([role["RoleName"] for role in profile["Roles"]], [f"drums-host-{INSTALLATION}"])
+
+    def test_a_further_region_has_what_hosts_there_need(self):
+        told = self.deployed("region", "eu-central-1")
+        self.assertEqual(told["CanaryRegion"], "eu-central-1")
+        self.assertEqual(told["DeadLetterArn"], f"arn:aws:sqs:eu-central-1:123456789012:drums-dead-letters-{INSTALLATION}")
+        shown = self.client("ec2", "eu-central-1").describe_instances(InstanceIds=[told["CanaryInstance"]])
+        tags = {tag["Key"]: tag["Value"] for tag in shown["Reservations"][0]["Instances"][0]["Tags"]}
+        self.assertEqual((tags["drums:installation"], tags["drums:role"]), (INSTALLATION, "canary"))
+        named = f"{told['CanaryRegion']} {told['CanaryInstance']}"
+        pattern = assemble.assembled("stack")["Parameters"]["OtherCanaries"]["AllowedPattern"]
+        for text in ("", named, f"{named},{named}"):
+            self.assertRegex(text, f"^{pattern}$", "what the sweeper is told of it")

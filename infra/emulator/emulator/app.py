@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from . import control, wire
+from . import attributes, control, wire
 from .clock import Clock
 from .faults import Faults
 from .iam import Iam
@@ -58,8 +58,11 @@ class Emulator:
             # The reply is lost: the caller sees a connection that ends, and so does the server.
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionResetError
-        headers = [(k, v) for k, v in answer.headers if k.lower() not in ("content-length", "date", "server")]
-        headers.append(("Content-Length", str(len(answer.body))))
+        # A HEAD's answer has the length of what it does not have.
+        ours = ("date", "server") if environ["REQUEST_METHOD"] == "HEAD" else ("content-length", "date", "server")
+        headers = [(k, v) for k, v in answer.headers if k.lower() not in ours]
+        if not any(k.lower() == "content-length" for k, _ in headers):
+            headers.append(("Content-Length", str(len(answer.body))))
         start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", headers)
         return [answer.body]
 
@@ -94,6 +97,8 @@ class Emulator:
     def _handle(self, call, environ, body):
         if call.service == "ec2" and call.action == "RunInstances":
             return self.machines.run(call, lambda: self._forward(environ, body))
+        if call.service == "ec2" and (refused := attributes.refused(call)):
+            return refused
         if call.service == "pricing" and call.action == "GetProducts":
             return self.pricing.get_products(call)
         if call.service == "servicequotas" and call.action == "GetServiceQuota":

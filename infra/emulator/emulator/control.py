@@ -9,6 +9,7 @@
     POST role                {"profile": NAME}: a role and an instance profile of that name, as the stack makes them
     GET  instances           each one in every region, as it is
     POST guest               {"instance": "i-...", "event": "poweroff"}: what the guest does to its machine
+    POST edit                {"instance": "i-...", "disable_api_stop": true, "tags": {...}}: by someone (see attributes.py)
     POST principals          {"AKIA...": {"policy": "coordinator", "tags": {}, "state": "revoked"}}; null forgets one
     GET  grants              of each policy what it allows, and what of it was not used
 """
@@ -19,7 +20,7 @@ from urllib.parse import parse_qs
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 
-from . import ACCOUNT, wire
+from . import ACCOUNT, attributes, wire
 
 PREFIX = "/_emulator/"
 
@@ -38,6 +39,7 @@ def answer(emulator, environ, body):
         ("GET", "instances"): lambda _: emulator.machines.shown(),
         ("POST", "role"): lambda asked: _role(asked["profile"]),
         ("POST", "guest"): lambda asked: _guest(emulator, asked),
+        ("POST", "edit"): lambda asked: _edit(emulator, asked),
         ("POST", "principals"): lambda asked: [emulator.iam.set(name, to) for name, to in asked.items()],
         ("GET", "grants"): lambda _: emulator.iam.grants(),
     }.get((environ["REQUEST_METHOD"], name))
@@ -83,6 +85,12 @@ def _role(name):
 def _guest(emulator, asked):
     emulator.machines.guest(asked["instance"], asked["event"])
     emulator.journal.add({"by": "guest", "action": asked["event"], "ids": [asked["instance"]]})
+
+
+def _edit(emulator, asked):
+    edits = {key: value for key, value in asked.items() if key != "instance"}
+    attributes.someone(emulator.machines.find(asked["instance"]), edits)
+    emulator.journal.add({"by": "someone", "action": "edit", "ids": [asked["instance"]], "params": edits})
 
 
 def _json(status, said):

@@ -14,7 +14,7 @@ import re
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 
-from . import ACCOUNT, wire
+from . import ACCOUNT, attributes, wire
 
 STATES = {
     "revoked": ("AuthFailure", "AWS was not able to validate the provided access credentials", 401),
@@ -29,15 +29,16 @@ STATES_IN_JSON = {
 class Iam:
     def __init__(self, folder):
         self.policies = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-        self.principals = {}  # access key id, or a role's name → {"policy", "tags", "state"}
+        self.principals = {}  # access key id, or a role's name → {"policy" (one or several), "tags", "state"}
         self.used = set()
 
     def set(self, name, principal):
         if principal is None:
             self.principals.pop(name, None)
             return
-        if principal.get("policy") not in self.policies:
-            raise ValueError(f"there is no policy {principal.get('policy')!r}; there are {', '.join(self.policies)}")
+        named = _list(principal.get("policy"))
+        if unknown := [str(policy) for policy in named if policy not in self.policies]:
+            raise ValueError(f"there is no policy {', '.join(unknown)}; there are {', '.join(self.policies)}")
         self.principals[name] = principal
 
     def refusal(self, call):
@@ -65,17 +66,18 @@ class Iam:
 
     def allows(self, principal, action, resource, context):
         context = context | {f"aws:PrincipalTag/{key}": value for key, value in principal.get("tags", {}).items()}
-        name, allowed = principal["policy"], False
-        for index, statement in enumerate(self.policies[name]["Statement"]):
-            actions = [pattern for pattern in _list(statement["Action"]) if _like(action, pattern)]
-            if not actions or not any(_like(resource, r, context) for r in _list(statement["Resource"])):
-                continue
-            if not _meets(statement.get("Condition", {}), context):
-                continue
-            if statement["Effect"] == "Deny":
-                return False
-            allowed = True
-            self.used |= {(name, index, pattern) for pattern in actions}
+        allowed = False
+        for name in _list(principal["policy"]):
+            for index, statement in enumerate(self.policies[name]["Statement"]):
+                actions = [pattern for pattern in _list(statement["Action"]) if _like(action, pattern)]
+                if not actions or not any(_like(resource, r, context) for r in _list(statement["Resource"])):
+                    continue
+                if not _meets(statement.get("Condition", {}), context):
+                    continue
+                if statement["Effect"] == "Deny":
+                    return False
+                allowed = True
+                self.used |= {(name, index, pattern) for pattern in actions}
         return allowed
 
     def grants(self):
@@ -120,9 +122,7 @@ def requests(call):
     elif call.service == "sqs":
         yield f"sqs:{call.action}", arn("sqs", call.params.get("QueueUrl", "*").rpartition("/")[2]), base
     elif call.service == "s3":
-        bucket, _, key = call.params["Path"].lstrip("/").partition("/")
-        verb = {"GET": "Get", "HEAD": "Get", "PUT": "Put", "POST": "Put", "DELETE": "Delete"}[call.params["Method"]]
-        yield f"s3:{verb}Object" if key else "s3:ListBucket", f"arn:aws:s3:::{bucket}" + (f"/{key}" if key else ""), base
+        yield _of_s3(call, base)
     else:
         more = {"cloudwatch:namespace": call.params["Namespace"]} if "Namespace" in call.params else {}
         yield f"{call.service}:{call.action}", "*", base | more
@@ -138,13 +138,34 @@ def _of_ec2(call, base, arn):
         yield f"ec2:{call.action}", "*", base
         return
     new = {tag["Key"]: tag.get("Value", "") for tag in _groups(call.params, "Tag").values()}
-    changed = [key.removesuffix(".Value") for key in call.params if key.endswith(".Value") and not key.startswith("Tag.")]
-    if call.action == "ModifyInstanceAttribute" and changed:
-        base |= {"ec2:Attribute": changed[0]}
+    if call.action == "ModifyInstanceAttribute":
+        for name, value in attributes.changed(call.params).items():
+            base |= {"ec2:Attribute": name, f"ec2:Attribute/{name}": value}
     for id_ in ids:
         kind = {"i": "instance", "vol": "volume"}.get(id_.partition("-")[0], "*")
         context = base | {f"aws:ResourceTag/{key}": value for key, value in _tags_of(call.region, id_).items()}
         yield f"ec2:{call.action}", arn("ec2", f"{kind}/{id_}"), context | _profile_of(call.region, id_) | _requested(new)
+
+
+def _of_s3(call, base):
+    bucket, _, key = call.params["Path"].lstrip("/").partition("/")
+    method, query = call.params["Method"], call.params["Query"]
+    if not key:
+        verb = {"GET": "List", "HEAD": "List", "PUT": "Create", "DELETE": "Delete"}.get(method, method.capitalize())
+        return f"s3:{verb}Bucket", f"arn:aws:s3:::{bucket}", base
+    in_parts = "uploads" in query or "uploadId" in query
+    action = {
+        ("GET", True): "s3:ListMultipartUploadParts",
+        ("DELETE", True): "s3:AbortMultipartUpload",
+    }.get((method, in_parts))
+    verb = {"GET": "Get", "HEAD": "Get", "PUT": "Put", "POST": "Put", "DELETE": "Delete"}[method]
+    version = "Version" if verb != "Put" and "versionId" in query else ""
+    if verb == "Put":
+        # Parts do not make the object, and take no such header; the call that completes them does.
+        base |= {"s3:ObjectCreationOperation": str(method == "POST" and "uploadId" in query or not in_parts).lower()}
+        if "If-None-Match" in call.params:
+            base |= {"s3:if-none-match": call.params["If-None-Match"]}
+    return action or f"s3:{verb}Object{version}", f"arn:aws:s3:::{bucket}/{key}", base
 
 
 def _of_a_launch(call, base, arn):
@@ -157,8 +178,11 @@ def _of_a_launch(call, base, arn):
         "ec2:InstanceType": params.get("InstanceType", ""),
         "ec2:MetadataHttpTokens": params.get("MetadataOptions.HttpTokens", "optional"),
     }
+    name, profile = profile_asked(params)
+    of_profile = {"ec2:InstanceProfile": profile.arn} if profile else {}
     for kind in ("instance", "volume", "network-interface"):
-        yield "ec2:RunInstances", arn("ec2", f"{kind}/*"), about | _requested(tagged.get(kind, {}))
+        more = of_profile if kind == "instance" else {}
+        yield "ec2:RunInstances", arn("ec2", f"{kind}/*"), about | more | _requested(tagged.get(kind, {}))
     for name, kind in (("SubnetId", "subnet"), ("SecurityGroupId", "security-group")):
         for key, value in params.items():
             if re.fullmatch(rf"(NetworkInterface\.\d+\.)?{name}(\.\d+)?", key):
@@ -167,9 +191,9 @@ def _of_a_launch(call, base, arn):
     for kind, tags in tagged.items():
         made = base | {"ec2:CreateAction": "RunInstances"}
         yield "ec2:CreateTags", arn("ec2", f"{kind}/*"), made | _requested(tags)
-    profile = params.get("IamInstanceProfile.Name") or params.get("IamInstanceProfile.Arn", "").rpartition("/")[2]
-    if profile:
-        yield "iam:PassRole", _role_of(profile), base | {"iam:PassedToService": "ec2.amazonaws.com"}
+    if name is not None:
+        role = profile.roles[0].arn if profile and profile.roles else f"arn:aws:iam::{ACCOUNT}:role/{name}"
+        yield "iam:PassRole", role, base | {"iam:PassedToService": "ec2.amazonaws.com"}
 
 
 def _requested(tags):
@@ -177,11 +201,16 @@ def _requested(tags):
     return context | ({"aws:TagKeys": sorted(tags)} if tags else {})
 
 
-def _role_of(profile):
+def profile_asked(params):
+    """The name of the instance profile that a launch asks for, and the profile; None where there is none."""
+    name = params.get("IamInstanceProfile.Name")
+    arn = params.get("IamInstanceProfile.Arn")
+    if name is None and arn is None:
+        return None, None
     for known in iam_backends[ACCOUNT]["aws"].instance_profiles.values():
-        if known.name == profile and known.roles:
-            return known.roles[0].arn
-    return f"arn:aws:iam::{ACCOUNT}:role/{profile}"
+        if known.name == name or known.arn == arn:
+            return known.name, known
+    return name or arn.rpartition("/")[2], None
 
 
 def _profile_of(region, id_):
@@ -247,6 +276,7 @@ def _holds(operator, have, wanted):
     negated = "Not" in name
     equal = {
         "StringEquals": lambda h, w: h == w,
+        "StringEqualsIgnoreCase": lambda h, w: h.lower() == w.lower(),
         "StringLike": _like,
         "ArnEquals": _like,
         "ArnLike": _like,

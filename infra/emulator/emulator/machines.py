@@ -16,14 +16,15 @@ import re
 import threading
 
 from moto.ec2 import utils as moto_utils
-from moto.ec2.exceptions import EC2ClientError, OperationNotPermitted4
+from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends, elastic_block_store
 from moto.ec2.models import instances as moto_instances
 from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 from moto.ec2.models.instance_types import INSTANCE_TYPES, INSTANCE_TYPE_OFFERINGS, InstanceType
 from moto.ec2.models.instances import Instance, InstanceBackend, InstanceState, StateReason
 
-from . import ACCOUNT, wire
+from . import ACCOUNT, attributes, wire
+from .iam import profile_asked
 
 FORGOTTEN_AFTER_S = 3600
 USER_DATA_BYTES = 16384
@@ -50,6 +51,7 @@ class Machines:
             reservation = run(backend, *args, **kwargs)
             for instance in reservation.instances:
                 instance.cpu_options = getattr(machines._call, "cpu_options", None)
+                attributes.as_launched(instance, getattr(machines._call, "params", {}))
                 machines._enter(instance, "pending", 0, lambda i=instance: i.start())
             return reservation
 
@@ -65,16 +67,8 @@ class Machines:
             machines._enter(instance, "stopping", 64, lambda: stop(instance))
             return before
 
-        def terminate_instances(backend, instance_ids):
-            # As EC2: one that cannot be terminated, and none is.
-            for instance in backend.get_multi_instances_by_id(instance_ids):
-                if str(instance.disable_api_termination).lower() == "true":
-                    raise OperationNotPermitted4(instance.id)
-            return terminate_all(backend, instance_ids)
-
-        terminate_all = InstanceBackend.terminate_instances
+        attributes.install()
         InstanceBackend.run_instances = run_instances
-        InstanceBackend.terminate_instances = terminate_instances
         Instance.terminate, Instance.stop = terminate, stop_in_time
         moto_utils.filter_dict_attribute_mapping["client-token"] = "client_token"
         moto_utils.instance_value_in_filter_values = _fits
@@ -120,7 +114,7 @@ class Machines:
     def run(self, call, forward):
         if refused := self._refused(call):
             return wire.error(call, *refused)
-        self._call.cpu_options = self._cpu_options(call)
+        self._call.cpu_options, self._call.params = self._cpu_options(call), call.params
         token = call.params.get("ClientToken")
         if not token or call.dry_run:
             return forward()
@@ -160,6 +154,10 @@ class Machines:
                 return "UnsupportedOperation", "Nested virtualization is not supported with spot instances.", 400
         if len(base64.b64decode(call.params.get("UserData", ""))) > USER_DATA_BYTES:
             return "InvalidParameterValue", f"User data is limited to {USER_DATA_BYTES} bytes", 400
+        name, known = profile_asked(call.params)
+        if name is not None and known is None:
+            text = f"Value ({name}) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name"
+            return "InvalidParameterValue", text, 400
         return None
 
     @staticmethod
@@ -207,7 +205,9 @@ class Machines:
                 "tags": {tag["key"]: tag["value"] for tag in i.get_tags()},
                 "user_data": _text(i.user_data),
                 "shutdown_behavior": i.instance_initiated_shutdown_behavior,
-                "protected": str(i.disable_api_termination).lower() == "true",
+                "protected": i.disable_api_termination,
+                "stop_protected": i.disable_api_stop,
+                "profile": (i.iam_instance_profile or {}).get("Arn"),
                 "http_tokens": i.metadata_options.http_tokens,
                 "cpu_options": i.cpu_options,
                 "subnet": i.subnet_id,

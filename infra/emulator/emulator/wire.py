@@ -49,10 +49,14 @@ def read(environ, body):
         return call(target.rpartition(".")[2], "json", json.loads(body or b"{}"))
     if service == "scheduler":
         return call(*_schedules(method, path, query, body))
-    if "urlencoded" in environ.get("CONTENT_TYPE", ""):
+    if service != "s3" and "urlencoded" in environ.get("CONTENT_TYPE", ""):
         params = dict(parse_qsl(body.decode(), keep_blank_values=True))
         return call(params.get("Action", ""), "ec2" if service == "ec2" else "query", params)
-    return call(f"{method} {path}", "rest-xml", {"Method": method, "Path": unquote(path)})
+    asked = {"Method": method, "Path": unquote(path), "Query": sorted(query)}
+    # What a policy may ask of a write: that it is of an object which is not there yet.
+    if "HTTP_IF_NONE_MATCH" in environ:
+        asked["If-None-Match"] = environ["HTTP_IF_NONE_MATCH"]
+    return call(f"{method} {path}", "rest-xml", asked)
 
 
 def _schedules(method, path, query, body):

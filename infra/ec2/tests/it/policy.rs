@@ -1,7 +1,9 @@
 use drums_provider::{
     cloud::{Canary, Cloud, ImageSource, KillSchedule, Market, ScheduleName, VolumeKind},
     failure::FailureKind,
+    host::{Belongs, OwnedInstance},
     tags,
+    words::InstanceId,
 };
 use serde_json::{Value, json};
 
@@ -57,23 +59,36 @@ async fn every_call_is_allowed_and_nothing_wider_is_granted() {
     cloud.unprotect(&owned.kill_id()).await.unwrap();
     cloud.terminate(&owned.kill_id()).await.unwrap();
 
-    // What a schedule ends: one with its tags and one without; and what it may not end, it tells.
+    // Launched by somebody, with our tag and no profile: it is known, and ended, by its tag.
+    let ec2 = sdk::ec2(&peer, &region()).await;
+    let installation = OURS.to_string();
+    let by_hand = [(tags::INSTALLATION, installation.as_str())];
+    let id: InstanceId = sdk::plain(&ec2, image.id.as_str(), &by_hand).await.parse().unwrap();
+    let seen = cloud.inspect(&region(), &id).await.unwrap();
+    let Belongs::Ours(tagged) = OwnedInstance::read(OURS, &seen, HOUR_MS) else { panic!("{seen:?}") };
+    cloud.would_terminate(&region(), &id).await.unwrap();
+    cloud.unprotect(&tagged.kill_id()).await.unwrap();
+    cloud.terminate(&tagged.kill_id()).await.unwrap();
+
+    // What a schedule ends: one by its tag, and one by its profile, whose tags are gone; and what it may not end, it tells.
     for (number, tagged) in [(2, true), (3, false)] {
         let mut order = peer.order(&region(), OURS, number, HOUR_MS as i64).await;
         order.recipe.instance_profile = Some(format!("drums-host-{OURS}"));
-        let made = cloud.run(&order).await.unwrap();
-        if !tagged {
+        let id: InstanceId = if tagged {
+            sdk::plain(&ec2, image.id.as_str(), &by_hand).await.parse().unwrap()
+        } else {
+            let made = cloud.run(&order).await.unwrap();
             let tag = aws_sdk_ec2::types::Tag::builder().key(tags::INSTALLATION).build();
-            let ec2 = sdk::ec2(&peer, &region()).await;
             ec2.delete_tags().resources(made.id.as_str()).tags(tag).send().await.unwrap();
-        }
+            made.id
+        };
         let name = ScheduleName::of(&order.token());
         let at = peer.now().plus_ms(60_000);
-        cloud.put_schedule(&KillSchedule { name, instance: made.id.clone(), at, ..schedule.clone() }).await.unwrap();
+        cloud.put_schedule(&KillSchedule { name, instance: id.clone(), at, ..schedule.clone() }).await.unwrap();
         peer.advance_s(60);
-        assert_eq!(peer.state(&made.id), "terminated", "tagged: {tagged}");
+        assert_eq!(peer.state(&id), "terminated", "tagged: {tagged}");
     }
-    let foreign = sdk::plain(&sdk::ec2(&peer, &region()).await, image.id.as_str(), &[]).await;
+    let foreign = sdk::plain(&ec2, image.id.as_str(), &[]).await;
     let at = peer.now().plus_ms(60_000);
     cloud.put_schedule(&KillSchedule { instance: foreign.parse().unwrap(), at, ..schedule.clone() }).await.unwrap();
     peer.advance_s(60);
