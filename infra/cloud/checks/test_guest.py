@@ -19,6 +19,10 @@ STUBS = {
     "systemctl": 'echo "$(cat "$T/slept") systemctl $*" >>"$T/did"; [ ! -e "$T/deaf" ] || exit 0\ncase "$*" in *poweroff) touch "$T/off";; esac',
     "systemd-run": 'echo "systemd-run $*" >>"$T/did"; [ ! -e "$T/no-systemd-run" ] || cat "$T/no-systemd-run"',
     "nohup": 'echo "nohup $*" >>"$T/did"',
+    # One that hangs is given up when it said, which takes that long.
+    "timeout": 'shift 2; give_up=$1; shift; if [ -e "$T/hangs" ]; then echo "$(cat "$T/slept") hung: $*" >>"$T/did"\n'
+    'echo $(($(cat "$T/slept") + give_up)) >"$T/slept"; else "$@"; fi',
+    "cat": '[ ! -e "$T/full" ] || [ $# -gt 0 ] || exit 1\nexec /bin/cat "$@"',
     "sleep": 'slept=$(($(cat "$T/slept") + $1)); echo $slept >"$T/slept"; echo "$slept.00 0" >"$DRUMS_ROOT/proc/uptime"\n'
     '[ ! -e "$T/off" ] || kill -9 $PPID\n[ $slept -lt 100000 ] || kill -9 $PPID',
 }
@@ -41,7 +45,7 @@ class Guest(unittest.TestCase):
         (self.root / "proc/uptime").write_text("3.00 0\n")
         for name, text in (("slept", "0"), ("did", "")):
             (self.root / name).write_text(text)
-        for name in ("off", "deaf", "no-systemd-run"):
+        for name in ("off", "deaf", "hangs", "full", "no-systemd-run"):
             (self.root / name).unlink(missing_ok=True)
 
     def run_sh(self, script, wall=NOW):
@@ -71,22 +75,86 @@ class Guest(unittest.TestCase):
         self.assertEqual(self.armed_s(NOW + 300), LIFETIME - 300, "armed again by a boot in the middle")
         self.assertEqual(self.armed_s(NOW - 10 * year), LIFETIME, "a clock that is years behind")
         self.assertEqual(self.armed_s(DEADLINE + 5), 1, "a boot after the deadline")
+        (self.root / "bin/date").write_text("#!/bin/sh\nexit 127\n")
+        self.assertEqual(self.armed_s(NOW), LIFETIME, "a machine that cannot tell the time")
 
     def test_the_first_line_waits_for_no_service_manager_and_needs_none(self):
         # One that answers only once the script has gone on: early in a boot it waits for what waits for this line.
         os.mkfifo(self.root / "no-systemd-run")
         self.run_sh(self.first_line() + '\necho went on >>"$T/did"; : >"$T/no-systemd-run"; wait')
         self.assertIn("went on", self.did())
-        self.assertIn(f"nohup sh -c sleep {LIFETIME}; poweroff -f", self.did())
+        self.assertIn(f"nohup sh -c sleep {LIFETIME}; poweroff -f & sleep 60; echo o >/proc/sysrq-trigger", self.did())
         (line,) = [line for line in self.did() if line.startswith("systemd-run")]
         self.assertIn("--property=DefaultDependencies=no --timer-property=DefaultDependencies=no", line)
 
-    def lives_s(self, wall=NOW):
+    def user_data(self):
+        """As infra/ec2/src/user_data.rs fills it in."""
+        text = (GUEST / "user-data.sh").read_text()
+        for name in re.findall("@FILE (.+?)@", text):
+            path = (UNITS if name.endswith(".service") else GUEST) / name
+            text = text.replace(f"@FILE {name}@", path.read_text().rstrip())
+        values = {"DEADLINE_S": DEADLINE, "LIFETIME_S": LIFETIME, "AGENT_URL": "https://a/b?c", "AGENT_SHA256": "5" * 64}
+        for name, value in (values | {"TOKEN": "t"}).items():
+            text = text.replace(f"@{name}@", str(value))
+        self.assertNotRegex(text, "@[A-Z0-9_]+@", "all is filled in")
+        return text
+
+    def test_each_boot_arms_again_and_what_it_puts_in_place_outlives_a_disk_that_is_full(self):
+        for id_ in ("first", "second"):
+            self.boot(id_)
+            self.assertEqual(self.run_sh(self.user_data() + "\nwait", NOW + 60).returncode, 0)
+            did = self.did()
+            self.assertRegex(did[0] + did[1], f"--on-active={LIFETIME - 60}|sleep {LIFETIME - 60}")
+            started = [line.split(maxsplit=1)[1] for line in did if "systemctl" in line and "poweroff" not in line]
+            agent = "drums-fetch-agent.service drums-agent.service"
+            want = ["systemctl daemon-reload", "systemctl enable drums-deadline.service"]
+            want += ["systemctl start --no-block drums-deadline.service", "systemctl daemon-reload"]
+            want += [f"systemctl enable {agent}", f"systemctl start --no-block {agent}"]
+            self.assertEqual(started, want)
+        files = [path for part in ("etc", "usr/local/sbin") for path in (self.root / part).rglob("*") if path.is_file()]
+        there = {path: path.read_bytes() for path in files}
+        names = {path.name: path for path in there}
+        self.assertEqual(there[names["drums-deadline.service"]].strip(), (UNITS / "drums-deadline.service").read_bytes().strip())
+        self.assertEqual(there[names["drums-deadline"]].strip(), (GUEST / "drums-deadline").read_bytes().strip())
+        self.assertTrue(names["drums-deadline"].stat().st_mode & 0o100, "it can be started")
+        self.assertEqual(names["token"].stat().st_mode & 0o077, 0, "nobody else reads it")
+        self.boot("third")
+        (self.root / "full").touch()
+        self.run_sh(self.user_data() + "\nwait", NOW + 120)
+        self.assertEqual({path: path.read_bytes() for path in there}, there)
+        self.assertEqual(sorted(p.name for p in (self.root / "etc").rglob("*.new")), [])
+        # A boot without cloud-init: the unit runs what is there.
+        self.boot("fourth")
+        self.run_sh(f"exec sh {self.root}/usr/local/sbin/drums-deadline", DEADLINE)
+        self.assertIn("0 systemctl --no-block poweroff", self.did())
+
+    def lives_s(self, wall=NOW, told=f"DEADLINE_S={DEADLINE}\nLIFETIME_S={LIFETIME}\n"):
         """How long it lived in this boot, by its own count, before it was told to power off."""
         (self.root / "etc/drums").mkdir(parents=True, exist_ok=True)
-        (self.root / "etc/drums/deadline").write_text(f"DEADLINE_S={DEADLINE}\nLIFETIME_S={LIFETIME}\n")
+        (self.root / "etc/drums/deadline").write_text(told)
         self.run_sh(f". {GUEST}/drums-deadline", wall)
         return int(self.did()[0].split()[0])
+
+    def test_a_host_that_does_not_know_its_deadline_is_past_it(self):
+        whole = f"DEADLINE_S={DEADLINE}\nLIFETIME_S={LIFETIME}\n"
+        nothing, too_long = "DEADLINE_S=\nLIFETIME_S=\n", whole.replace("179", "9" * 20)
+        for told in ("", whole[:18], whole[:25], nothing, too_long, whole.replace("6", "six"), "'"):
+            self.boot("first")
+            self.assertEqual(self.lives_s(told=told), 0, told)
+        (self.root / "etc/drums/deadline").unlink()
+        self.boot("first")
+        self.run_sh(f". {GUEST}/drums-deadline")
+        self.assertIn("0 systemctl --no-block poweroff", self.did())
+
+    def test_a_disk_that_blocks_its_writers_holds_nothing_up(self):
+        lived = self.root / "var/lib/drums/lived"
+        lived.mkdir(parents=True)
+        # Whoever opens it for writing waits for a reader, as a writer waits for a frozen filesystem.
+        os.mkfifo(lived / ".new")
+        self.assertIn(self.lives_s(), range(LIFETIME - 5, LIFETIME + 6))
+        self.assertFalse((lived / "first").exists(), "it was blocked")
+        # The one writer that waits goes away.
+        os.close(os.open(lived / ".new", os.O_RDONLY | os.O_NONBLOCK))
 
     def test_it_is_off_at_its_deadline(self):
         self.assertIn(self.lives_s(), range(LIFETIME - 5, LIFETIME + 6))
@@ -116,6 +184,15 @@ class Guest(unittest.TestCase):
         self.assertEqual((self.root / "proc/sysrq-trigger").read_text(), "o\n")
         self.assertLess(int(tried[-1][0]) - at, 110)
 
+    def test_a_service_manager_that_hangs_is_not_waited_for(self):
+        (self.root / "deaf").touch()
+        (self.root / "hangs").touch()
+        (self.root / "proc/sysrq-trigger").write_text("")
+        at = self.lives_s()
+        self.assertEqual((self.root / "proc/sysrq-trigger").read_text(), "o\n")
+        self.assertLess(int((self.root / "slept").read_text()) - at, 110)
+        self.assertEqual(len([line for line in self.did() if "hung: systemctl" in line]), 2)
+
     def test_nothing_halts(self):
         for path in [*GUEST.iterdir(), UNITS / "drums-deadline.service"]:
             commands = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
@@ -140,10 +217,17 @@ class Guest(unittest.TestCase):
         analyze = shutil.which("systemd-analyze")
         if analyze is None:
             self.skipTest("there is no systemd-analyze")
-        for name in ("drums-deadline.service", "drums-fetch-agent.service"):
-            text = (UNITS / name).read_text()
-            unit = self.root / name
-            unit.write_text(re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", text))
+        for path in sorted(UNITS.glob("*.service")):
+            unit = self.root / path.name
+            unit.write_text(re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", path.read_text()))
             done = subprocess.run([analyze, "verify", "--man=no", unit], capture_output=True, text=True)
-            complaints = [line for line in done.stderr.splitlines() if name in line]
+            complaints = [line for line in done.stderr.splitlines() if path.name in line]
             self.assertEqual(complaints, [])
+
+    def test_the_timer_runs_also_where_a_boot_failed(self):
+        unit = (UNITS / "drums-deadline.service").read_text().splitlines()
+        for line in ("DefaultDependencies=no", "IgnoreOnIsolate=yes", "WantedBy=sysinit.target rescue.target emergency.target"):
+            self.assertIn(line, unit)
+        # Neither a disk beside the root nor the network is waited for.
+        ordered = [line for line in unit if line.startswith(("After=", "Requires=", "BindsTo="))]
+        self.assertEqual(ordered, ["After=systemd-remount-fs.service"])
