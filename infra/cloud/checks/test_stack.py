@@ -6,6 +6,7 @@ import sys
 import unittest
 
 import assemble
+from emulator.iam import Iam
 from tests.peer import PeerCase
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
@@ -48,6 +49,24 @@ class Files(unittest.TestCase):
                 bound = "${aws:PrincipalTag/drums:installation}" in json.dumps(statement)
                 named = statement["Sid"] in ("LaunchInto", "TagInTheLaunch")
                 self.assertTrue(reads or bound or named, where)
+
+
+    def test_no_other_role_takes_the_sweeper_away(self):
+        resources = assemble.assembled("stack")["Resources"]
+        schedule = resources["EveryMinute"]["Properties"]
+        group = resources[schedule["GroupName"]["Ref"]]["Properties"]["Name"]["Fn::Sub"]
+        name = schedule["Name"]["Fn::Sub"].replace("${Installation}", INSTALLATION)
+        iam = Iam(HERE / "policies")
+        tags = {"drums:installation": INSTALLATION}
+        for action in ("Create", "Update", "Delete"):
+            may = lambda of, what: iam.allows(  # noqa: E731
+                {"policy": ["coordinator", "evidence"], "tags": tags},
+                f"scheduler:{action}Schedule",
+                f"arn:aws:scheduler:us-east-1:123456789012:schedule/{of}/{what}",
+                {},
+            )
+            self.assertTrue(may(f"drums-{INSTALLATION}", "a-host"), "hosts' schedules are its business")
+            self.assertFalse(may(group.replace("${Installation}", INSTALLATION), name))
 
 
 class Deployed(PeerCase):
