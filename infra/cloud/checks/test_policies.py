@@ -71,7 +71,8 @@ class Roles(PeerCase):
     def test_a_host_is_launched_with_its_own_profile_and_with_no_other(self):
         arn = "arn:aws:iam::123456789012:instance-profile/"
         self.assertEqual(self.state(self.host(key="COORDINATOR")), "running")
-        self.assertEqual(self.state(self.host(key="COORDINATOR", IamInstanceProfile={"Arn": f"{arn}drums-host-{OURS}"})), "running")
+        by_arn = self.host(key="COORDINATOR", IamInstanceProfile={"Arn": f"{arn}drums-host-{OURS}"})
+        self.assertEqual(self.state(by_arn), "running")
         run = "ec2:RunInstances"
         for profile in (NONE, f"drums-host-{THEIRS}", "administrator"):
             self.refused(run, self.host, key="COORDINATOR", profile=profile)

@@ -69,38 +69,40 @@ class Files(unittest.TestCase):
             self.assertFalse(may(group.replace("${Installation}", INSTALLATION), name))
 
 
+# What moto's CloudFormation cannot make. Groups and schedules are made through their API in other tests; alarms and the
+# bucket's policy are only linted.
+MISSING = {
+    "AWS::CloudWatch::Alarm",
+    "AWS::Lambda::EventInvokeConfig",
+    "AWS::S3::BucketPolicy",
+    "AWS::Scheduler::Schedule",
+    "AWS::Scheduler::ScheduleGroup",
+    "AWS::SNS::Subscription",  # made only with an address
+}
+
+
+def deployed(case, name, region, installation, **more):
+    """The stack's outputs, once all that can be made is made."""
+    subnet = case.client("ec2", region).describe_subnets()["Subnets"][0]["SubnetId"]
+    given = {"Installation": installation, "CanarySubnet": subnet} | more
+    cloudformation = case.client("cloudformation", region)
+    cloudformation.create_stack(
+        StackName="drums",
+        TemplateBody=(HERE / f"{name}.json").read_text(),
+        Parameters=[{"ParameterKey": k, "ParameterValue": v} for k, v in given.items()],
+        Capabilities=["CAPABILITY_NAMED_IAM"],
+    )
+    stack = cloudformation.describe_stacks(StackName="drums")["Stacks"][0]
+    case.assertEqual(stack["StackStatus"], "CREATE_COMPLETE")
+    made = cloudformation.describe_stack_resources(StackName="drums")["StackResources"]
+    wanted = {r["Type"] for r in assemble.assembled(name)["Resources"].values()}
+    case.assertEqual(wanted - {resource.get("ResourceType") for resource in made} - MISSING, set())
+    return {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
+
+
 class Deployed(PeerCase):
-    # What moto's CloudFormation cannot make. Groups and schedules are made through their API in other tests; alarms and
-    # the bucket's policy are only linted.
-    MISSING = {
-        "AWS::CloudWatch::Alarm",
-        "AWS::Lambda::EventInvokeConfig",
-        "AWS::S3::BucketPolicy",
-        "AWS::Scheduler::Schedule",
-        "AWS::Scheduler::ScheduleGroup",
-        "AWS::SNS::Subscription",  # made only with an address
-    }
-
-    def deployed(self, name, region, **more):
-        """The stack's outputs, once all that can be made is made."""
-        subnet = self.client("ec2", region).describe_subnets()["Subnets"][0]["SubnetId"]
-        given = {"Installation": INSTALLATION, "CanarySubnet": subnet} | more
-        cloudformation = self.client("cloudformation", region)
-        cloudformation.create_stack(
-            StackName="drums",
-            TemplateBody=(HERE / f"{name}.json").read_text(),
-            Parameters=[{"ParameterKey": k, "ParameterValue": v} for k, v in given.items()],
-            Capabilities=["CAPABILITY_NAMED_IAM"],
-        )
-        stack = cloudformation.describe_stacks(StackName="drums")["Stacks"][0]
-        self.assertEqual(stack["StackStatus"], "CREATE_COMPLETE")
-        made = cloudformation.describe_stack_resources(StackName="drums")["StackResources"]
-        wanted = {r["Type"] for r in assemble.assembled(name)["Resources"].values()}
-        self.assertEqual(wanted - {resource.get("ResourceType") for resource in made} - self.MISSING, set())
-        return {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
-
     def test_what_the_emulator_can_make_is_made(self):
-        self.deployed("stack", "us-east-1", CoordinatorPrincipal="arn:aws:iam::123456789012:root")
+        deployed(self, "stack", "us-east-1", INSTALLATION, CoordinatorPrincipal="arn:aws:iam::123456789012:root")
 
         iam = self.client("iam")
         for role, policy in (("coordinator", "coordinator"), ("schedule", "schedule"), ("sweeper", "sweeper")):
@@ -114,7 +116,7 @@ class Deployed(PeerCase):
         self.assertEqual([role["RoleName"] for role in profile["Roles"]], [f"drums-host-{INSTALLATION}"])
 
     def test_a_further_region_has_what_hosts_there_need(self):
-        told = self.deployed("region", "eu-central-1")
+        told = deployed(self, "region", "eu-central-1", INSTALLATION)
         self.assertEqual(told["CanaryRegion"], "eu-central-1")
         self.assertEqual(told["DeadLetterArn"], f"arn:aws:sqs:eu-central-1:123456789012:drums-dead-letters-{INSTALLATION}")
         shown = self.client("ec2", "eu-central-1").describe_instances(InstanceIds=[told["CanaryInstance"]])

@@ -65,7 +65,8 @@ def refused(call):
     if len(changed(call.params)) > 1:
         return wire.error(call, "InvalidParameterCombination", "Fields for multiple attribute types specified", 400)
     if behaviour not in BEHAVIOURS:
-        return wire.error(call, "InvalidParameterValue", f"Invalid value '{behaviour}' for InstanceInitiatedShutdownBehavior", 400)
+        text = f"Invalid value '{behaviour}' for InstanceInitiatedShutdownBehavior"
+        return wire.error(call, "InvalidParameterValue", text, 400)
     return None
 
 
@@ -80,11 +81,12 @@ def changed(params):
 
 
 def someone(instance, asked):
-    """An edit by one whom no policy binds: {"disable_api_stop": true}, ..., {"tags": {KEY: VALUE, or null to take it away}}."""
+    """An edit by one whom no policy binds: {"disable_api_stop": true}, {"tags": {KEY: VALUE, or null to take it away}}, ..."""
     edits = dict(asked)
     tags = edits.pop("tags", {})
     if unknown := set(edits) - {*SWITCHES, BEHAVIOUR}:
-        raise ValueError(f"nobody can edit {', '.join(sorted(unknown))}; known are tags, {', '.join((*SWITCHES, BEHAVIOUR))}")
+        known = ", ".join(("tags", *SWITCHES, BEHAVIOUR))
+        raise ValueError(f"nobody can edit {', '.join(sorted(unknown))}; known are {known}")
     if edits.get(BEHAVIOUR, "stop") not in BEHAVIOURS:
         raise ValueError(f"no shutdown behaviour is {edits[BEHAVIOUR]!r}; it is one of {', '.join(BEHAVIOURS)}")
     for key, value in edits.items():

@@ -15,6 +15,9 @@ class Attributes(PeerCase):
         said = self.ec2.describe_instance_attribute(InstanceId=id_, Attribute=name)
         return said[name[0].upper() + name[1:]]["Value"]
 
+    def shown(self, id_):
+        return self.ec2.describe_instances(InstanceIds=[id_])["Reservations"][0]["Instances"][0]
+
     def refused(self, call, *ids):
         with self.assertRaisesRegex(ClientError, "OperationNotPermitted.*disableApiStop"):
             call(InstanceIds=list(ids))
@@ -51,15 +54,14 @@ class Attributes(PeerCase):
     def test_the_shutdown_behaviour_is_edited_and_nothing_else_with_it(self):
         group = self.control("GET", "network?region=us-east-1")["security_group"]
         id_ = self.launch(self.ec2, InstanceInitiatedShutdownBehavior="terminate", SecurityGroupIds=[group])
-        groups = lambda: self.ec2.describe_instances(InstanceIds=[id_])["Reservations"][0]["Instances"][0]["SecurityGroups"]  # noqa: E731
-        before = groups()
+        before = self.shown(id_)["SecurityGroups"]
         self.assertTrue(before)
-        edit = lambda value: self.ec2.modify_instance_attribute(InstanceId=id_, InstanceInitiatedShutdownBehavior={"Value": value})  # noqa: E731
-        edit("stop")
+        edit = self.ec2.modify_instance_attribute
+        edit(InstanceId=id_, InstanceInitiatedShutdownBehavior={"Value": "stop"})
         self.assertEqual(self.attribute(id_, "instanceInitiatedShutdownBehavior"), "stop")
-        self.assertEqual(groups(), before)
+        self.assertEqual(self.shown(id_)["SecurityGroups"], before)
         with self.assertRaisesRegex(ClientError, "InvalidParameterValue"):
-            edit("hibernate")
+            edit(InstanceId=id_, InstanceInitiatedShutdownBehavior={"Value": "hibernate"})
         self.control("POST", "guest", {"instance": id_, "event": "poweroff"})
         self.assertEqual(self.state(id_), "stopped")
 
@@ -70,7 +72,8 @@ class Attributes(PeerCase):
         self.assertFalse(self.attribute(id_, "disableApiStop"))
 
     def test_someone_edits_without_a_call(self):
-        id_ = self.launch(self.ec2, TagSpecifications=[{"ResourceType": "instance", "Tags": [{"Key": "a", "Value": "b"}]}])
+        tags = [{"Key": "a", "Value": "b"}]
+        id_ = self.launch(self.ec2, TagSpecifications=[{"ResourceType": "instance", "Tags": tags}])
         calls = len([e for e in self.control("GET", "journal") if e["by"] == "TEST"])
         edits = {"disable_api_stop": True, "instance_initiated_shutdown_behavior": "terminate", "tags": {"a": None, "c": "d"}}
         self.control("POST", "edit", {"instance": id_} | edits)
@@ -92,6 +95,5 @@ class Attributes(PeerCase):
         arn = "arn:aws:iam::123456789012:instance-profile/somebody"
         for asked in ({"Name": "somebody"}, {"Arn": arn}):
             id_ = self.launch(self.ec2, IamInstanceProfile=asked)
-            shown = self.ec2.describe_instances(InstanceIds=[id_])["Reservations"][0]["Instances"][0]
-            self.assertEqual(shown["IamInstanceProfile"]["Arn"], arn)
+            self.assertEqual(self.shown(id_)["IamInstanceProfile"]["Arn"], arn)
         self.assertEqual([i["profile"] for i in self.control("GET", "instances") if i["id"] == id_], [arn])
