@@ -38,11 +38,12 @@ use crate::{
         runner::{Parts, RunError, Runner},
         surroundings::ThisMachine,
     },
-    net::{self, DialError, EnrolError, IdentityError, Link, Net, NetConfig, Stop, Threads},
+    net::{self, DialError, EnrolError, IdentityError, KeptLease, Link, Net, NetConfig, Stop, Threads},
     setup::{self, DoctorOptions, Ground, SetupError, ToolsDir},
     shim::{ShimClient, ShimError},
     spool::{KEEP_FINISHED, Spool, SpoolError},
     succession::{Succession, WELCOME},
+    watchdog::{PaidSettings, bounds, lease},
 };
 
 /// How long the agent waits at its end for the last evidence to be acknowledged.
@@ -64,6 +65,7 @@ pub struct AgentConfig {
     pub min_free_bytes: u64,
     /// Certificates that a bucket is checked against.
     pub ca_file: PathBuf,
+    pub paid: PaidSettings,
     /// End as soon as the coordinator's welcome has shown that this build works here.
     pub trial: bool,
 }
@@ -100,6 +102,8 @@ pub enum AgentError {
     Runs(#[from] RunError),
     #[error("the coordinator did not welcome this agent within {} s", WELCOME.as_secs())]
     NotWelcomed,
+    #[error("cannot tell this boot from another, and so keep the life lease of this paid host")]
+    Boot(#[source] lease::LeaseError),
     #[error("cannot listen for signals")]
     Signals(#[source] io::Error),
     #[error(
@@ -193,6 +197,9 @@ fn with_engine(
             let _inside = runtime.enter();
             Net::start(net_config).map_err(AgentError::from).and_then(|(net, link)| {
                 listen_for_signals(link.clone())?;
+                if let Some(kept) = kept_lease(&config.paid)? {
+                    threads.disk().spawn(link.keep_lease(kept));
+                }
                 Ok((net, link))
             })
         };
@@ -387,6 +394,24 @@ impl Facts {
     }
 }
 
+/// On a host that was launched and is paid for, where its watchdog is told of the life lease.
+fn kept_lease(paid: &PaidSettings) -> Result<Option<KeptLease>, AgentError> {
+    if !paid.is_paid_host() {
+        return Ok(None);
+    }
+    let deadline = match bounds::read(&paid.deadline) {
+        Ok(bounds) => Some(bounds.deadline),
+        Err(e) => {
+            // The watchdog reads it, too, and ends a host whose deadline nobody can read.
+            tracing::error!(error = drums_common::telemetry::chain(&e), "this paid host's deadline is not known");
+            None
+        }
+    };
+    let kept = KeptLease { path: paid.lease_file(), boot: lease::boot_id().map_err(AgentError::Boot)?, deadline };
+    tracing::info!(lease = %kept.path.display(), "a paid host: its life lease is kept for the watchdog");
+    Ok(Some(kept))
+}
+
 fn listen_for_signals(link: Link) -> Result<(), AgentError> {
     use tokio::signal::unix::{SignalKind, signal};
     for (name, kind) in [("SIGTERM", SignalKind::terminate()), ("SIGINT", SignalKind::interrupt())] {
@@ -411,5 +436,24 @@ fn report_audit(audit: &AuditReport) {
     }
     for what in &audit.leaked {
         tracing::error!(resource = %what, "left by an earlier agent; could not be undone");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_paid_host_keeps_its_lease_and_its_deadline_comes_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let deadline = dir.path().join("deadline");
+        let paid = PaidSettings { deadline: deadline.clone(), folder: "/run/x".into(), ..PaidSettings::default() };
+        assert!(kept_lease(&paid).unwrap().is_none());
+        fs::write(&deadline, "DEADLINE_S=1796000000\nLIFETIME_S=7200\n").unwrap();
+        let kept = kept_lease(&paid).unwrap().unwrap();
+        assert_eq!(kept.path, Path::new("/run/x/life-lease"));
+        assert_eq!(kept.deadline.unwrap().0, 1_796_000_000_000_000);
+        fs::write(&deadline, "").unwrap();
+        assert!(kept_lease(&paid).unwrap().unwrap().deadline.is_none(), "it is a paid host all the same");
     }
 }

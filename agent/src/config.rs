@@ -9,6 +9,8 @@ use std::{
 use drums_common::token::{Token, TokenError};
 use serde::{Deserialize, Serialize};
 
+use crate::watchdog::{BadSettings, PaidSettings};
+
 pub const DEFAULT_STATE: &str = "/var/lib/drums-agent";
 pub const DEFAULT_TOOLS: &str = "/var/lib/drums-tools";
 pub const DEFAULT_CA_FILE: &str = "/etc/ssl/certs/ca-certificates.crt";
@@ -38,6 +40,8 @@ pub struct RawConfig {
     pub ca_file: PathBuf,
     /// Log lines as JSON.
     pub log_json: bool,
+    /// What only a host that was launched and is paid for uses.
+    pub paid: PaidSettings,
 }
 
 impl Default for RawConfig {
@@ -50,6 +54,7 @@ impl Default for RawConfig {
             min_free_mib: 256,
             ca_file: DEFAULT_CA_FILE.into(),
             log_json: false,
+            paid: PaidSettings::default(),
         }
     }
 }
@@ -64,6 +69,7 @@ pub struct Config {
     pub min_free_bytes: u64,
     pub ca_file: PathBuf,
     pub log_json: bool,
+    pub paid: PaidSettings,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +84,8 @@ pub enum ConfigError {
     OutOfRange { name: &'static str, got: u64, min: u64, max: u64 },
     #[error("state and tools are both {}; the tools are shared by agents, the state is not", path.display())]
     SameFolder { path: PathBuf },
+    #[error(transparent)]
+    Paid(#[from] BadSettings),
 }
 
 impl RawConfig {
@@ -109,6 +117,7 @@ impl RawConfig {
                 return Err(ConfigError::OutOfRange { name, got, min, max });
             }
         }
+        self.paid.validate()?;
         Ok(Config {
             state: self.state,
             tools: self.tools,
@@ -117,6 +126,7 @@ impl RawConfig {
             min_free_bytes: self.min_free_mib << 20,
             ca_file: self.ca_file,
             log_json: self.log_json,
+            paid: self.paid,
         })
     }
 }
@@ -208,6 +218,8 @@ mod tests {
             ("min_free_mib = 1", "give 16 to"),
             ("tools = \"/var/lib/drums-agent\"", "shared by agents"),
             ("state = ", "line 1, column"),
+            ("[paid]\nfinish_s = 0", "give 1 to"),
+            ("[paid]\npower_off_in_tests = \"/bin/true\"", "a real host's"),
         ] {
             let e = read(text).unwrap_err().to_string();
             assert!(e.contains(want), "{text}: {e}");

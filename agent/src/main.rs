@@ -15,6 +15,7 @@ use drums_agent::{
     setup::{self, ToolsDir, doctor, listener, tools},
     shim,
     succession::{self, Succession, Successor, Trial},
+    watchdog::{self, WatchdogError},
     windows::{self, WindowArgs},
 };
 use drums_common::{
@@ -63,6 +64,19 @@ enum Command {
     /// Make, reset and destroy sessions of one arm by hand, and see where the time goes
     #[command(after_help = "Example: drums-agent try drums-cold --workload target/images/minimal -n 5")]
     Try(trial::TryArgs),
+    /// On a paid host: power it off at its deadline, at the end of its lifetime, or when its life lease is over
+    #[command(
+        long_about = "On a paid host: power it off at its deadline, at the end of the lifetime registered with its launch, or \
+            when its life lease is over, whichever comes first.\n\n\
+            A process of its own, so that it works whatever becomes of the agent, which renews the lease in a file while its \
+            coordinator answers. A host without the deadline's file (paid.deadline, /etc/drums/deadline) is not a paid \
+            one: it is refused, and never powered off.\n\n\
+            In tests, paid.power_off_in_tests in the settings names a program that is run instead, with the reason as its \
+            argument. It is refused together with any path of a real host.",
+        after_help = "Examples: drums-agent watchdog\n          drums-agent watchdog --config /etc/drums/agent.toml --check-config\n\n\
+            Exit codes: 0 the host is ending, 1 it could not be powered off or watched over, 2 bad input or no paid host."
+    )]
+    Watchdog(WatchdogArgs),
     /// Print the completion script of a shell
     #[command(after_help = "Example: drums-agent completions bash > /etc/bash_completion.d/drums-agent")]
     Completions { shell: Shell },
@@ -148,6 +162,22 @@ struct DoctorArgs {
 }
 
 #[derive(Args)]
+struct WatchdogArgs {
+    /// Settings, TOML, as the agent's; its table [paid] counts
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// State folder of the agent [default: /var/lib/drums-agent]
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// Log lines as JSON
+    #[arg(long)]
+    log_json: bool,
+    /// Read the settings, print them, and end
+    #[arg(long)]
+    check_config: bool,
+}
+
+#[derive(Args)]
 struct AuditArgs {
     #[command(flatten)]
     common: ConfigArgs,
@@ -196,6 +226,7 @@ fn obey(command: Command) -> Result<ExitCode, Unsaid> {
             }
             trial::main(&args, paths)
         }
+        Command::Watchdog(args) => watch_over(args)?,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), NAME, &mut script);
@@ -274,6 +305,32 @@ fn run(args: &RunArgs) -> Result<ExitCode, Unsaid> {
     })
 }
 
+fn watch_over(args: WatchdogArgs) -> Result<ExitCode, Unsaid> {
+    let common = ConfigArgs { config: args.config, state: args.state, tools: None };
+    let raw = match common.raw() {
+        Ok(raw) => raw,
+        Err(e) => return Ok(fail(EXIT_BAD_INPUT, &e)),
+    };
+    let shown = toml::to_string(&raw).unwrap_or_default();
+    let config = match raw.validate() {
+        Ok(config) => config,
+        Err(e) => return Ok(fail(EXIT_BAD_INPUT, &e)),
+    };
+    if args.check_config {
+        say::text(&shown)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    telemetry::init(config.log_json || args.log_json);
+    Ok(match watchdog::run(&config.paid, &config.state) {
+        Ok(why) => {
+            note!("{NAME}: this host was powered off: {why}");
+            ExitCode::SUCCESS
+        }
+        Err(e @ WatchdogError::NotPaid { .. }) => fail(EXIT_BAD_INPUT, &e),
+        Err(e) => fail(1, &e),
+    })
+}
+
 /// Becomes the build that took this one's place, if there is one; comes back with a code only if that failed.
 fn take_place(succession: &Succession) -> Option<ExitCode> {
     let program =
@@ -323,6 +380,7 @@ fn agent_config(config: &Config, token: Option<Token>, trial: bool) -> AgentConf
         scratch_bytes: config.scratch_bytes,
         min_free_bytes: config.min_free_bytes,
         ca_file: config.ca_file.clone(),
+        paid: config.paid.clone(),
         trial,
     }
 }

@@ -198,6 +198,13 @@ impl AgentLease {
         end.ms_since(now)
     }
 
+    /// When the life lease ends if nothing renews it, and how long it is: as a coordinator gave it to this life of the
+    /// agent. What was only resumed is not among it: an agent that is started again and again gives itself no time.
+    pub fn given(&self) -> Option<(MonoMicros, u64)> {
+        let ends = self.renewed?.plus_ms(self.life_ms);
+        Some((self.agreed_until.map_or(ends, |agreed| agreed.max(ends)), self.life_ms))
+    }
+
     /// The life lease lapsed: stop, unwind and seal.
     pub fn life_expired(&self, now: MonoMicros) -> bool {
         self.life_left_ms(now, None) == 0

@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 const FILE: &str = "life-lease-ms";
 
 /// The life lease under which an earlier life of this agent was given work, milliseconds.
-pub(super) fn noted(spool: &Path) -> Option<u64> {
+pub(crate) fn noted(spool: &Path) -> Option<u64> {
     fs::read_to_string(spool.join(FILE)).ok()?.trim().parse().ok()
 }
 

@@ -6,7 +6,7 @@
 use std::{
     collections::VecDeque,
     path::PathBuf,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -20,6 +20,8 @@ use drums_common::{
     wire::latest::{Activity, Beat, BeatAck, Desired, ToCoordinator, Upgrade, Welcome},
 };
 use tokio::sync::{Notify, mpsc, oneshot};
+
+use super::keep::{Keeper, KeptLease};
 
 /// Messages waiting for a connection; more than this and the oldest are dropped (they are for people, evidence is not
 /// among them).
@@ -144,6 +146,10 @@ pub struct Shared {
     pub(super) outbox_filled: Notify,
     /// Wakes senders that wait for the end of a quiet interval.
     pub(super) quiet_ended: Notify,
+    /// Only on a paid host.
+    keeper: OnceLock<Keeper>,
+    /// Wakes who writes the lease down: it was renewed.
+    renewed: Notify,
     pub(super) clock: Arc<dyn Clock>,
 }
 
@@ -182,6 +188,8 @@ impl Link {
             beat_now: Notify::new(),
             outbox_filled: Notify::new(),
             quiet_ended: Notify::new(),
+            keeper: OnceLock::new(),
+            renewed: Notify::new(),
             clock,
         };
         (Self { shared: Arc::new(shared), fetch }, requests)
@@ -286,6 +294,8 @@ impl Link {
         let waited = self.shared.changed.wait_timeout_while(self.shared.lock(), ANNOUNCE_WAIT, waiting);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         guard.begin();
+        // The coordinator may have agreed to more than the lease's own end.
+        self.shared.write_lease(true);
         let state = self.shared.lock();
         let age_ms = self.shared.clock.boottime().ms_since(state.welcomed);
         let last_packet = LAST_PACKET.max(Duration::from_millis(SETTLED_MS.saturating_sub(age_ms)));
@@ -346,6 +356,21 @@ impl Link {
     pub fn set_facts(&self, facts: HostFacts) {
         self.shared.lock().facts = facts.clone();
         self.shared.say(ToCoordinator::Facts(Box::new(facts)));
+    }
+
+    /// From now on the end of the life lease is kept in a file, for this paid host's watchdog. What is returned writes it, on
+    /// a thread that may wait for a disk.
+    pub fn keep_lease(&self, kept: KeptLease) -> impl Future<Output = ()> + Send + use<> {
+        let shared = self.shared.clone();
+        // There is one link in an agent, which is asked once.
+        let _ = shared.keeper.set(Keeper::new(kept));
+        async move {
+            loop {
+                shared.not_quiet().await;
+                shared.write_lease(false);
+                shared.renewed.notified().await;
+            }
+        }
     }
 
     /// Asks everything to end. The first reason stays.
@@ -470,6 +495,7 @@ impl Shared {
         state.version += 1;
         drop(state);
         self.changed.notify_all();
+        self.renewed.notify_one();
         Ok(())
     }
 
@@ -519,6 +545,18 @@ impl Shared {
             }
         }
         self.changed.notify_all();
+        self.renewed.notify_one();
+    }
+
+    /// Writes the lease down for the watchdog, if there is one and that is due. `before_silence` is for who declared it, and
+    /// has not begun; for anybody else a silence is no time to write.
+    fn write_lease(&self, before_silence: bool) {
+        let Some(keeper) = self.keeper.get() else { return };
+        keeper.write(|| {
+            let state = self.lock();
+            let may = before_silence || state.quiet.is_none();
+            state.lease.given().filter(|_| may)
+        });
     }
 
     /// The next beat, or silence. The announcement of a quiet interval is the last beat before it.

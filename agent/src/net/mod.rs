@@ -17,7 +17,8 @@ mod enrol;
 mod evidence;
 mod identity;
 mod io;
-mod life;
+mod keep;
+pub(crate) mod life;
 mod link;
 mod put;
 mod renew;
@@ -50,6 +51,7 @@ pub use self::{
     enrol::{EnrolError, enrol},
     evidence::BATCH_BYTES,
     identity::{Identity, IdentityError, installation},
+    keep::KeptLease,
     link::{Fetch, FetchError, Link, NextBeat, QuietGuard, Shared as NetworkSide, Stop, View},
     threads::Threads,
     tls::{DialError, Sockets, Udp},

@@ -157,3 +157,63 @@ fn a_full_outbox_drops_its_oldest() {
     let Some(ToCoordinator::Refused { run, .. }) = link.shared.next_to_say() else { panic!("nothing to say") };
     assert_eq!(run, RunId([4; 6]));
 }
+
+/// Runs what waits on the runtime until it waits again.
+fn drive(runtime: &tokio::runtime::Runtime) {
+    runtime.block_on(async {
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    });
+}
+
+#[test]
+fn the_lease_is_kept_as_a_coordinator_gave_it_and_never_written_within_a_silence() {
+    let (link, clock) = link();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("life-lease");
+    let kept = KeptLease { path: path.clone(), boot: "b".to_owned(), deadline: Some(Micros(9)) };
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.spawn(link.keep_lease(kept));
+    let ends = || {
+        drive(&runtime);
+        crate::watchdog::lease::Lease::read(&path).map_or(0, |l| l.life_ends.0 / 1_000)
+    };
+    let renew = || {
+        let beat = sent(&link);
+        link.shared.acked(&ack(&beat));
+    };
+    assert_eq!(ends(), 0, "nobody gave it any");
+    link.shared.resumed(60_000);
+    assert_eq!(ends(), 0, "an agent that is started again gives itself none");
+    link.shared.welcomed(&welcome(), MonoMicros(0)).unwrap();
+    assert_eq!(ends(), 60_000);
+    clock.go(3_000);
+    renew();
+    assert_eq!(ends(), 60_000, "that little is not worth a write");
+    clock.go(1_000);
+    renew();
+    assert_eq!(ends(), 64_000);
+
+    let network = link.clone();
+    let announce = std::thread::spawn(move || {
+        loop {
+            let NextBeat::Send(beat) = network.shared.next_beat() else { panic!("not announced") };
+            network.shared.acked(&ack(&beat));
+            if beat.quiet_ms > 0 {
+                return beat;
+            }
+        }
+    });
+    let guard = link.quiet(Duration::from_secs(100));
+    let beat = announce.join().unwrap();
+    assert_eq!(ends(), 104_000, "the silence that was agreed is in it before the silence begins");
+    clock.go(90_000);
+    // An answer that comes late renews the lease, and waits.
+    link.shared.acked(&BeatAck { sent: MonoMicros(94_000_000), ..ack(&beat) });
+    assert_eq!(ends(), 104_000);
+    drop(guard);
+    assert_eq!(ends(), 154_000);
+    let lease = crate::watchdog::lease::Lease::read(&path).unwrap();
+    assert_eq!((lease.boot.as_str(), lease.life_ms, lease.deadline), ("b", 60_000, Some(Micros(9))));
+}

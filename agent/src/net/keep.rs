@@ -1,0 +1,73 @@
+//! On a paid host: the life lease as it is, kept in a file for the watchdog, which is another process and outlives this one.
+//!
+//! ```text
+//! welcome, answer to a beat ─▶ its end moved by a step ─▶ disk thread, once nobody is quiet ─▶ file
+//! silence agreed ────────────▶ its end moved by a step ─▶ measuring thread, before the silence begins ─▶ file
+//! ```
+//! Only what a coordinator gave is written: an agent that is started again writes nothing before it is welcomed, so that
+//! the file of its earlier life goes on to count.
+//!
+//! **Invariant:** nothing is written while silence has begun, nor is it begun while something is written.
+
+use std::{
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+};
+
+use drums_common::{
+    clock::{Micros, MonoMicros},
+    telemetry::chain,
+};
+
+use crate::watchdog::lease::{Lease, is_due};
+
+/// Where the lease is kept, and what else its file says.
+#[derive(Clone, Debug)]
+pub struct KeptLease {
+    pub path: PathBuf,
+    pub boot: String,
+    /// The absolute deadline, as far as it could be read.
+    pub deadline: Option<Micros>,
+}
+
+pub(super) struct Keeper {
+    kept: KeptLease,
+    writer: Mutex<Writer>,
+}
+
+#[derive(Default)]
+struct Writer {
+    written: Option<MonoMicros>,
+    /// The last trouble, said once.
+    trouble: String,
+}
+
+impl Keeper {
+    pub fn new(kept: KeptLease) -> Self {
+        Self { kept, writer: Mutex::default() }
+    }
+
+    /// Writes if that is due; `given` is asked once nobody else is writing.
+    pub fn write(&self, given: impl FnOnce() -> Option<(MonoMicros, u64)>) {
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((life_ends, life_ms)) = given() else { return };
+        if !is_due(writer.written, life_ends, life_ms) {
+            return;
+        }
+        let KeptLease { path, boot, deadline } = &self.kept;
+        let lease = Lease { boot: boot.clone(), life_ends, life_ms, deadline: *deadline };
+        match lease.write(path) {
+            Ok(()) => {
+                writer.written = Some(life_ends);
+                writer.trouble.clear();
+            }
+            Err(e) => {
+                let words = chain(&e).to_string();
+                if words != writer.trouble {
+                    tracing::error!(error = %words, "the watchdog is not told of this host's life lease, and will power it off; is drums-watchdog.service running?");
+                    writer.trouble = words;
+                }
+            }
+        }
+    }
+}
