@@ -38,7 +38,10 @@ use crate::{
         runner::{Parts, RunError, Runner},
         surroundings::ThisMachine,
     },
-    net::{self, DialError, EnrolError, IdentityError, KeptLease, Link, Net, NetConfig, Stop, Threads},
+    net::{
+        self, DialError, EnrolError, IdentityError, KeptLease, Link, Net, NetConfig, Stop, Threads,
+        instance::{self, InstanceError},
+    },
     setup::{self, DoctorOptions, Ground, SetupError, ToolsDir},
     shim::{ShimClient, ShimError},
     spool::{KEEP_FINISHED, Spool, SpoolError},
@@ -96,6 +99,8 @@ pub enum AgentError {
     Enrol(#[from] EnrolError),
     #[error("cannot read this agent's identity")]
     Identity(#[from] IdentityError),
+    #[error("this machine may not be the host that its identity is of")]
+    Instance(#[from] InstanceError),
     #[error("cannot start the link")]
     Dial(#[from] DialError),
     #[error("cannot take up what the spool holds")]
@@ -310,6 +315,8 @@ fn open_spool(config: &AgentConfig) -> Result<Arc<Spool>, AgentError> {
 }
 
 async fn identity(config: &AgentConfig, build: Sha256) -> Result<net::Identity, AgentError> {
+    let paid = &config.paid;
+    instance::bind(&config.state, paid.imds, paid.is_paid_host(), instance::PATIENCE).await?;
     match &config.token {
         Some(token) => Ok(net::enrol(&config.state, token, build).await?),
         None => net::Identity::load(&config.state)?.ok_or(AgentError::NotEnrolled),

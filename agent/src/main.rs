@@ -11,7 +11,7 @@ use drums_agent::{
     agent::{self, AgentConfig, AgentError},
     config::{self, Config, ConfigError, RawConfig},
     engine::{api::AuditReport, trial},
-    net::{EnrolError, Identity, Stop},
+    net::{EnrolError, Identity, Stop, instance::InstanceError},
     setup::{self, ToolsDir, doctor, listener, tools},
     shim,
     succession::{self, Succession, Successor, Trial},
@@ -40,7 +40,7 @@ const EXIT_RETIRED: u8 = 21;
     name = "drums-agent",
     after_help = "Example: drums-agent setup && drums-agent run --token-file /etc/drums/token\n\n\
         Exit codes: 0 orderly end, 1 failure, 2 bad input, 3 coordinator unreachable at enrolment, \
-        20 refused by the coordinator, 21 released by the coordinator."
+        20 refused by the coordinator or on another machine than it enrolled on, 21 released by the coordinator."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -296,6 +296,7 @@ fn run(args: &RunArgs) -> Result<ExitCode, Unsaid> {
             let code = match &e {
                 AgentError::NotEnrolled => EXIT_BAD_INPUT,
                 AgentError::Refused(_)
+                | AgentError::Instance(InstanceError::Another { .. })
                 | AgentError::Enrol(EnrolError::Refused { .. } | EnrolError::OtherIdentity { .. }) => EXIT_REFUSED,
                 AgentError::Enrol(EnrolError::Unreachable { .. }) => EXIT_UNREACHABLE,
                 _ => 1,

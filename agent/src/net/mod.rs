@@ -16,6 +16,8 @@
 mod enrol;
 mod evidence;
 mod identity;
+pub mod imds;
+pub mod instance;
 mod io;
 mod keep;
 pub(crate) mod life;

@@ -21,7 +21,10 @@ pub mod lease;
 pub mod power;
 mod run;
 
-use std::path::{Path, PathBuf};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +50,8 @@ pub struct PaidSettings {
     /// After the end of the life lease, seconds. 300: what is under way is given up and undone within two minutes, and the
     /// evidence of a block is uploaded in one.
     pub finish_s: u64,
+    /// Instance metadata, which says what machine a launched host is. EC2's own address.
+    pub imds: SocketAddr,
     /// In tests only: a program that is run instead of powering off. Refused where one of the paths above is the one of a
     /// real host.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -60,6 +65,7 @@ impl Default for PaidSettings {
             folder: DEFAULT_FOLDER.into(),
             lived: DEFAULT_LIVED.into(),
             finish_s: 300,
+            imds: SocketAddr::from((Ipv4Addr::new(169, 254, 169, 254), 80)),
             power_off_in_tests: None,
         }
     }
@@ -126,6 +132,7 @@ mod tests {
             folder: "/tmp/t/run".into(),
             lived: "/tmp/t/lived".into(),
             finish_s: 1,
+            imds: PaidSettings::default().imds,
             power_off_in_tests: Some("/tmp/t/off".into()),
         };
         elsewhere.validate().unwrap();
