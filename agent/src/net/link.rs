@@ -21,7 +21,10 @@ use drums_common::{
 };
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use super::keep::{Keeper, KeptLease};
+mod keep;
+
+use keep::Keeper;
+pub use keep::KeptLease;
 
 /// Messages waiting for a connection; more than this and the oldest are dropped (they are for people, evidence is not
 /// among them).
@@ -358,21 +361,6 @@ impl Link {
         self.shared.say(ToCoordinator::Facts(Box::new(facts)));
     }
 
-    /// From now on the end of the life lease is kept in a file, for this paid host's watchdog. What is returned writes it, on
-    /// a thread that may wait for a disk.
-    pub fn keep_lease(&self, kept: KeptLease) -> impl Future<Output = ()> + Send + use<> {
-        let shared = self.shared.clone();
-        // There is one link in an agent, which is asked once.
-        let _ = shared.keeper.set(Keeper::new(kept));
-        async move {
-            loop {
-                shared.not_quiet().await;
-                shared.write_lease(false);
-                shared.renewed.notified().await;
-            }
-        }
-    }
-
     /// Asks everything to end. The first reason stays.
     pub fn stop(&self, stop: Stop) {
         self.shared.stop(stop);
@@ -546,17 +534,6 @@ impl Shared {
         }
         self.changed.notify_all();
         self.renewed.notify_one();
-    }
-
-    /// Writes the lease down for the watchdog, if there is one and that is due. `before_silence` is for who declared it, and
-    /// has not begun; for anybody else a silence is no time to write.
-    fn write_lease(&self, before_silence: bool) {
-        let Some(keeper) = self.keeper.get() else { return };
-        keeper.write(|| {
-            let state = self.lock();
-            let may = before_silence || state.quiet.is_none();
-            state.lease.given().filter(|_| may)
-        });
     }
 
     /// The next beat, or silence. The announcement of a quiet interval is the last beat before it.

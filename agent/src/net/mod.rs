@@ -19,7 +19,6 @@ mod identity;
 pub mod imds;
 pub mod instance;
 mod io;
-mod keep;
 pub(crate) mod life;
 mod link;
 mod put;
@@ -53,8 +52,7 @@ pub use self::{
     enrol::{EnrolError, enrol},
     evidence::BATCH_BYTES,
     identity::{Identity, IdentityError, installation},
-    keep::KeptLease,
-    link::{Fetch, FetchError, Link, NextBeat, QuietGuard, Shared as NetworkSide, Stop, View},
+    link::{Fetch, FetchError, KeptLease, Link, NextBeat, QuietGuard, Shared as NetworkSide, Stop, View},
     threads::Threads,
     tls::{DialError, Sockets, Udp},
     workload::WorkloadError,

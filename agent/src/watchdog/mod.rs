@@ -1,5 +1,5 @@
 //! Layer 2 of a paid host's end: a process of its own that powers the host off at its deadline, at the end of its
-//! registered lifetime, or when its life lease is over, whichever comes first ([0026]).
+//! registered lifetime, or when its life lease is over, whichever comes first (docs/decisions/0026-the-watchdog.md).
 //!
 //! ```text
 //! coordinator ── answers ──▶ agent ── lease file (renewed by a rename) ──▶ watchdog ── power off
@@ -12,8 +12,6 @@
 //!
 //! **Invariant:** whatever is missing, torn, of another boot or unbelievable never means more time than the deadline and
 //! the registered lifetime give.
-//!
-//! [0026]: ../../../docs/decisions/0026-the-watchdog.md
 
 pub mod bounds;
 pub mod decide;

@@ -128,7 +128,8 @@ impl Sleeper {
         Ok(Self {
             folder: folder.to_owned(),
             changes: Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).map_err(failed("a file watch"))?,
-            watched: false,
+            // So that it is said if it cannot be.
+            watched: true,
             boottime: TimerFd::new(ClockId::CLOCK_BOOTTIME, flags).map_err(failed("a timer"))?,
             realtime: TimerFd::new(ClockId::CLOCK_REALTIME, flags).map_err(failed("a timer"))?,
         })

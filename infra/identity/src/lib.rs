@@ -1,4 +1,4 @@
-//! Whether a host that enrols is the instance that was launched ([0027]).
+//! Whether a host that enrols is the instance that was launched (docs/decisions/0027-the-identity-document.md).
 //!
 //! ```text
 //! agent ── IMDSv2 ──▶ document, PKCS #7 ── with its one-time token ──▶ signature by the region's certificate
@@ -10,8 +10,6 @@
 //!
 //! **Invariant:** nothing of a document is looked at before its signature was found to be by the certificate of the region
 //! that *we* launched in.
-//!
-//! [0027]: ../../../docs/decisions/0027-the-identity-document.md
 
 mod ber;
 mod document;

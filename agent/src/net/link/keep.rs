@@ -19,6 +19,7 @@ use drums_common::{
     telemetry::chain,
 };
 
+use super::{Link, Shared};
 use crate::watchdog::lease::{Lease, is_due};
 
 /// Where the lease is kept, and what else its file says.
@@ -69,5 +70,35 @@ impl Keeper {
                 }
             }
         }
+    }
+}
+
+impl Link {
+    /// From now on the end of the life lease is kept in a file, for this paid host's watchdog. What is returned writes it, on
+    /// a thread that may wait for a disk.
+    pub fn keep_lease(&self, kept: KeptLease) -> impl Future<Output = ()> + Send + use<> {
+        let shared = self.shared.clone();
+        // There is one link in an agent, which is asked once.
+        let _ = shared.keeper.set(Keeper::new(kept));
+        async move {
+            loop {
+                shared.not_quiet().await;
+                shared.write_lease(false);
+                shared.renewed.notified().await;
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Writes the lease down for the watchdog, if there is one and that is due. `before_silence` is for who declared it, and
+    /// has not begun; for anybody else a silence is no time to write.
+    pub(super) fn write_lease(&self, before_silence: bool) {
+        let Some(keeper) = self.keeper.get() else { return };
+        keeper.write(|| {
+            let state = self.lock();
+            let may = before_silence || state.quiet.is_none();
+            state.lease.given().filter(|_| may)
+        });
     }
 }
