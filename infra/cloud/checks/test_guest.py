@@ -13,7 +13,7 @@ GUEST, UNITS = HERE / "guest", HERE.parent / "units"
 NOW, LIFETIME = 1_796_000_000, 600
 DEADLINE = NOW + LIFETIME
 
-# Time passes by sleeping alone: each second slept is one on both clocks.
+# Time passes by sleeping alone: each second slept is one on both clocks. What runs in the background reads it meanwhile.
 STUBS = {
     "date": 'echo $(($(cat "$T/wall") + $(cat "$T/slept")))',
     "systemctl": 'echo "$(cat "$T/slept") systemctl $*" >>"$T/did"; [ ! -e "$T/deaf" ] || exit 0\ncase "$*" in *poweroff) touch "$T/off";; esac',
@@ -21,9 +21,9 @@ STUBS = {
     "nohup": 'echo "nohup $*" >>"$T/did"',
     # One that hangs is given up when it said, which takes that long.
     "timeout": 'shift 2; give_up=$1; shift; if [ -e "$T/hangs" ]; then echo "$(cat "$T/slept") hung: $*" >>"$T/did"\n'
-    'echo $(($(cat "$T/slept") + give_up)) >"$T/slept"; else "$@"; fi',
+    'echo $(($(cat "$T/slept") + give_up)) >"$T/slept.new"; mv "$T/slept.new" "$T/slept"; else "$@"; fi',
     "cat": '[ ! -e "$T/full" ] || [ $# -gt 0 ] || exit 1\nexec /bin/cat "$@"',
-    "sleep": 'slept=$(($(cat "$T/slept") + $1)); echo $slept >"$T/slept"; echo "$slept.00 0" >"$DRUMS_ROOT/proc/uptime"\n'
+    "sleep": 'slept=$(($(cat "$T/slept") + $1)); echo $slept >"$T/slept.new"; mv "$T/slept.new" "$T/slept"; echo "$slept.00 0" >"$DRUMS_ROOT/proc/uptime"\n'
     '[ ! -e "$T/off" ] || kill -9 $PPID\n[ $slept -lt 100000 ] || kill -9 $PPID',
 }
 
@@ -106,7 +106,7 @@ class Guest(unittest.TestCase):
             did = self.did()
             self.assertRegex(did[0] + did[1], f"--on-active={LIFETIME - 60}|sleep {LIFETIME - 60}")
             started = [line.split(maxsplit=1)[1] for line in did if "systemctl" in line and "poweroff" not in line]
-            agent = "drums-fetch-agent.service drums-agent.service"
+            agent = "drums-fetch-agent.service drums-watchdog.service drums-agent.service"
             want = ["systemctl daemon-reload", "systemctl enable drums-deadline.service"]
             want += ["systemctl start --no-block drums-deadline.service", "systemctl daemon-reload"]
             want += [f"systemctl enable {agent}", f"systemctl start --no-block {agent}"]

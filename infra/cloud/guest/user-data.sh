@@ -43,6 +43,9 @@ END_OF_FILE
 put /etc/systemd/system/drums-agent.service 644 <<'END_OF_FILE'
 @FILE drums-agent.service@
 END_OF_FILE
+put /etc/systemd/system/drums-watchdog.service 644 <<'END_OF_FILE'
+@FILE drums-watchdog.service@
+END_OF_FILE
 systemctl daemon-reload
-systemctl enable drums-fetch-agent.service drums-agent.service
-systemctl start --no-block drums-fetch-agent.service drums-agent.service
+systemctl enable drums-fetch-agent.service drums-watchdog.service drums-agent.service
+systemctl start --no-block drums-fetch-agent.service drums-watchdog.service drums-agent.service

@@ -4,11 +4,12 @@ use drums_common::clock::Micros;
 use drums_provider::cloud::UserData;
 
 const TEMPLATE: &str = include_str!("../../cloud/guest/user-data.sh");
-const FILES: [(&str, &str); 5] = [
+const FILES: [(&str, &str); 6] = [
     ("drums-deadline", include_str!("../../cloud/guest/drums-deadline")),
     ("drums-deadline.service", include_str!("../../units/drums-deadline.service")),
     ("drums-fetch-agent", include_str!("../../cloud/guest/drums-fetch-agent")),
     ("drums-fetch-agent.service", include_str!("../../units/drums-fetch-agent.service")),
+    ("drums-watchdog.service", include_str!("../../units/drums-watchdog.service")),
     ("drums-agent.service", include_str!("../../units/drums-agent.service")),
 ];
 /// What EC2 takes.
