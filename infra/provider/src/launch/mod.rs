@@ -3,7 +3,8 @@
 //! ```text
 //! Intended ── RunInstances ──▶ Launched ── schedule and read-back ──▶ Armed ── enrolled ──▶ Enrolled ── guest ──▶ Ready
 //!    │  ▲                          │                                    │                      │                   │
-//!    │  └── next attempt ──────────┴────────── ended: to the reaper ────┴──────────────────────┴───────────────────┤
+//!    │  └─ next ── Leaving ◀───────┴────────── given up: the reaper's ──┴──────────────────────┴───────────────────┤
+//!    │    attempt  until it is seen going                                                                          │
 //!    ▼                                                                                                             ▼
 //! Resolving: is there something under this token? ──▶ Launched, the next attempt, or ───────────────────────▶ Closed
 //! ```
@@ -12,7 +13,9 @@
 //! 4. do the act; 5. [`Launch::heard`]; 6. store that.
 //!
 //! Invariant: the token of a call is stored before the call, so that whatever the call made can be found by it.
-//! Invariant: there is no next token before it is known that the one before made nothing, or what it made is the reaper's.
+//! Invariant: there is no next token before it is known that the one before made nothing, or what it made is the reaper's
+//! and was *seen* going. So a host is one instance, also where no terminate is permitted.
+//! Invariant: before the first call under each token, deadline and caps are judged as they are then.
 //! An answer that was lost is found out by the same call again, which EC2 answers with the same instance.
 //! Invariant: an empty answer to a look is no evidence of absence, until it was the answer for [`Patience::settle_ms`].
 
@@ -97,6 +100,8 @@ pub enum Why {
     Refused(CloudError),
     /// Too little time to the deadline for another attempt.
     TooLate,
+    /// The caps allow no instance, or no other one; in words.
+    Unaffordable(String),
     TooManyAttempts,
     /// What was launched is not what was ordered.
     ReadBack(String),
@@ -150,6 +155,11 @@ pub enum State {
     },
     Ready {
         instance: OwnedInstance,
+    },
+    /// It was given up and is the reaper's; there is to be another one, once this one is seen going.
+    Leaving {
+        instance: OwnedInstance,
+        why: Why,
     },
     /// Nothing of it exists that the reaper does not have.
     Closed {
@@ -208,6 +218,8 @@ pub struct View {
     pub attentive_since: Micros,
     /// In words, if the host is not wanted any more: cancelled, or over budget.
     pub unwanted: Option<String>,
+    /// In words, if the caps do not allow to launch it now. What was launched is not ended for it.
+    pub unaffordable: Option<String>,
 }
 
 /// What to do after the launch is stored.
@@ -262,14 +274,14 @@ impl Launch {
     pub fn may_enrol(&self) -> bool {
         matches!(self.state, State::Armed { .. } | State::Enrolled { .. } | State::Ready { .. })
     }
-    /// The instance of the current attempt, once it is known.
+    /// The instance of the current attempt, from when it is known until it is the reaper's.
     pub fn instance(&self) -> Option<&OwnedInstance> {
         match &self.state {
             State::Launched { instance, .. }
             | State::Armed { instance, .. }
             | State::Enrolled { instance, .. }
             | State::Ready { instance } => Some(instance),
-            State::Intended { .. } | State::Resolving { .. } | State::Closed { .. } => None,
+            State::Intended { .. } | State::Resolving { .. } | State::Leaving { .. } | State::Closed { .. } => None,
         }
     }
 

@@ -12,6 +12,23 @@ use crate::{
     tags,
 };
 
+/// By what a step is decided.
+#[derive(Clone, Copy)]
+struct Moment<'v> {
+    view: &'v View,
+    now: Micros,
+    patience: &'v Patience,
+}
+
+/// What is seen of the instance that is known.
+struct Known<'v> {
+    instance: OwnedInstance,
+    /// `None`: not shown, which says nothing.
+    shown: Option<&'v Instance>,
+    /// Its schedule is as it should be.
+    armed: bool,
+}
+
 impl Launch {
     /// What comes next. Asked again with the same, it says the same.
     ///
@@ -19,14 +36,21 @@ impl Launch {
     /// end no host early.
     pub fn decide(&self, view: &View, now: Micros, patience: &Patience) -> Decision {
         let mut d = Decision { launch: self.clone(), reap: Vec::new(), act: None, alarms: Vec::new() };
+        let moment = Moment { view, now, patience };
         let shown = self.shown(view, &mut d);
         match &self.state {
             State::Closed { .. } => {}
             State::Intended { .. } | State::Resolving { .. } => match shown {
-                Some((instance, _)) => self.found(&mut d, view, &instance, now, patience),
-                None => self.not_found(&mut d, view, now, patience),
+                Some((instance, seen)) => self.found(&mut d, instance, seen, moment),
+                None => self.not_found(&mut d, moment),
             },
-            _ => self.known(&mut d, view, shown, now, patience),
+            State::Leaving { instance, why } => {
+                let going = shown.is_some_and(|(o, i)| o == *instance && i.state.is_going());
+                self.leaving(&mut d, going, why, moment);
+            }
+            State::Launched { .. } | State::Armed { .. } | State::Enrolled { .. } | State::Ready { .. } => {
+                self.known(&mut d, shown, moment);
+            }
         }
         d
     }
@@ -36,10 +60,13 @@ impl Launch {
     fn shown<'v>(&self, view: &'v View, d: &mut Decision) -> Option<(OwnedInstance, &'v Instance)> {
         let all = view.instances.as_deref().unwrap_or_default();
         let mut ours: Vec<_> = all.iter().filter_map(|i| Some((self.host.claim(i)?, i))).collect();
-        // The one that we know, then one that lives.
-        ours.sort_by_key(|(o, i)| (Some(o) != self.instance(), i.state.is_going(), o.id().clone()));
-        let mut ours = ours.into_iter();
-        let first = ours.next();
+        let known = match &self.state {
+            State::Leaving { instance, .. } => Some(instance),
+            _ => self.instance(),
+        };
+        // One that lives, where none is known.
+        ours.sort_by_key(|(o, i)| (i.state.is_going(), o.id().clone()));
+        let first = ours.iter().position(|(o, _)| known.is_none_or(|k| k == o)).map(|at| ours.remove(at));
         for (other, _) in ours {
             d.alarms.push(Alarm::new(
                 AlarmKind::Twice,
@@ -51,11 +78,22 @@ impl Launch {
     }
 
     /// Why it should not be, if it should not.
-    fn over(&self, view: &View, now: Micros) -> Option<Why> {
+    fn over(&self, Moment { view, now, .. }: Moment<'_>) -> Option<Why> {
         if now >= self.due(view) {
             return Some(Why::Deadline);
         }
         view.unwanted.clone().map(Why::Unwanted)
+    }
+
+    /// Why there should not be an instance where there is none, if there should not.
+    fn futile(&self, moment: Moment<'_>) -> Option<Why> {
+        let late = || self.is_late(moment.now, moment.patience).then_some(Why::TooLate);
+        let unaffordable = || moment.view.unaffordable.clone().map(Why::Unaffordable);
+        self.over(moment).or_else(late).or_else(unaffordable)
+    }
+
+    fn is_late(&self, now: Micros, patience: &Patience) -> bool {
+        now.plus_ms(patience.least_life_ms) > self.host.deadline()
     }
 
     /// The deadline that counts, with what the tag of the instance says if one is shown.
@@ -66,26 +104,23 @@ impl Launch {
     }
 
     /// Something is shown under a token of which we did not know what it made.
-    fn found(&self, d: &mut Decision, view: &View, instance: &OwnedInstance, now: Micros, patience: &Patience) {
-        let going = view.instances.iter().flatten().any(|i| i.id == *instance.id() && !is_up(i.state));
+    fn found(&self, d: &mut Decision, instance: OwnedInstance, seen: &Instance, moment: Moment<'_>) {
         let closing = match &self.state {
             State::Resolving { then: Then::Close(why), .. } => Some(why.clone()),
             _ => None,
         };
-        if let Some(why) = self.over(view, now).or(closing) {
-            d.reap.push((instance.clone(), why.clone()));
-            d.launch.state = State::Closed { why };
-        } else if going {
-            self.give_up(d, instance, Why::Gone, true, now, patience);
+        if let Some(why) = self.over(moment).or(closing) {
+            Self::give_up(d, instance, why);
+        } else if is_up(seen.state) {
+            d.launch.state = State::Launched { instance, since: moment.now };
         } else {
-            d.launch.state = State::Launched { instance: instance.clone(), since: now };
+            Self::replace(d, instance, Why::Gone);
         }
     }
 
-    fn not_found(&self, d: &mut Decision, view: &View, now: Micros, patience: &Patience) {
-        let late = || (now.plus_ms(patience.least_life_ms) > self.host.deadline()).then_some(Why::TooLate);
-        let over = self.over(view, now).or_else(late);
-        match (&self.state, over) {
+    fn not_found(&self, d: &mut Decision, moment: Moment<'_>) {
+        let Moment { view, now, patience } = moment;
+        match (&self.state, self.futile(moment)) {
             (State::Intended { doubt: Doubt::None, .. }, Some(why)) => d.launch.state = State::Closed { why },
             (State::Intended { .. }, Some(why)) => {
                 d.launch.state = State::Resolving { since: now, then: Then::Close(why) };
@@ -95,8 +130,8 @@ impl Launch {
                 d.launch.state = State::Intended { doubt, not_before: *not_before, tries: *tries };
                 d.act = Some(Act::Run(Box::new(self.order())));
             }
-            (State::Resolving { since, then }, over) => {
-                let then = match (then, over) {
+            (State::Resolving { since, then }, futile) => {
+                let then = match (then, futile) {
                     (Then::NextAttempt(_), Some(why)) => Then::Close(why),
                     (then, _) => then.clone(),
                 };
@@ -111,101 +146,90 @@ impl Launch {
         }
     }
 
-    /// The instance is known: is it still there, what it should be, and armed?
-    fn known(
-        &self,
-        d: &mut Decision,
-        view: &View,
-        shown: Option<(OwnedInstance, &Instance)>,
-        now: Micros,
-        patience: &Patience,
-    ) {
-        let Some(instance) = self.instance().cloned() else { return };
-        if let Some(why) = self.over(view, now) {
-            return self.give_up(d, &instance, why, false, now, patience);
+    /// The instance is the reaper's. Not shown is not gone: then there is no other one before the deadline.
+    fn leaving(&self, d: &mut Decision, going: bool, why: &Why, moment: Moment<'_>) {
+        if let Some(why) = self.over(moment) {
+            d.launch.state = State::Closed { why };
+        } else if going || self.is_late(moment.now, moment.patience) {
+            self.next_attempt(&mut d.launch, why.clone(), moment.now, moment.patience);
         }
-        let seen = shown.filter(|(o, _)| *o == instance).map(|(_, i)| i);
-        if seen.is_some_and(|i| !is_up(i.state)) {
-            // One that was ready has work bound to it: whether there is to be another is not this launch's to say.
-            let again = !matches!(self.state, State::Ready { .. });
-            return self.give_up(d, &instance, Why::Gone, again, now, patience);
+    }
+
+    /// The instance is known: is it still there, what it should be, and armed?
+    fn known(&self, d: &mut Decision, shown: Option<(OwnedInstance, &Instance)>, moment: Moment<'_>) {
+        let Moment { view, now, patience } = moment;
+        let Some(instance) = self.instance().cloned() else { return };
+        if let Some(why) = self.over(moment) {
+            return Self::give_up(d, instance, why);
+        }
+        let shown = shown.filter(|(o, _)| *o == instance).map(|(_, i)| i);
+        if shown.is_some_and(|i| !is_up(i.state)) {
+            return match self.state {
+                // It has work bound to it: whether there is to be another is not this launch's to say.
+                State::Ready { .. } => Self::give_up(d, instance, Why::Gone),
+                _ => Self::replace(d, instance, Why::Gone),
+            };
         }
         let wanted = self.schedule(&instance, self.due(view));
         let armed = matches!(&view.schedule, Ok(Some(s)) if *s == wanted);
         if !armed && view.schedule.is_ok() {
             d.act = Some(Act::PutSchedule(Box::new(wanted)));
         }
+        let known = Known { instance, shown, armed };
+        if !matches!(self.state, State::Launched { .. }) {
+            self.layer_gone(d, view, armed);
+        }
+        self.tag_edited(d, shown);
         match &self.state {
-            State::Launched { since, .. } => self.launched(d, view, &instance, seen, (*since, armed), now, patience),
+            State::Launched { since, .. } => self.launched(d, known, *since, moment),
             State::Armed { since, running, .. } => {
-                self.layer_gone(d, view, armed);
-                let started = seen.is_some_and(|i| i.state == InstanceState::Running).then_some(now);
+                let started = shown.is_some_and(|i| i.state == InstanceState::Running).then_some(now);
                 let running = running.or(started);
                 if view.enrolled {
-                    d.launch.state = State::Enrolled { instance, since: now };
+                    d.launch.state = State::Enrolled { instance: known.instance, since: now };
                 } else if now >= running.unwrap_or(*since).max(view.attentive_since).plus_ms(patience.boot_ms) {
-                    self.give_up(d, &instance, Why::NotEnrolled, true, now, patience);
+                    Self::replace(d, known.instance, Why::NotEnrolled);
                 } else {
-                    d.launch.state = State::Armed { instance, since: *since, running };
+                    d.launch.state = State::Armed { instance: known.instance, since: *since, running };
                 }
             }
-            State::Enrolled { since, .. } => {
-                self.layer_gone(d, view, armed);
-                match &view.guest {
-                    _ if !self.recipe.prove_guest => d.launch.state = State::Ready { instance },
-                    Guest::Booted => d.launch.state = State::Ready { instance },
-                    Guest::Failed(why) => {
-                        self.give_up(d, &instance, Why::NoGuest(why.clone()), false, now, patience);
-                    }
-                    Guest::NotYet if now >= (*since).max(view.attentive_since).plus_ms(patience.probe_ms) => {
-                        let why = Why::NoGuest("none booted in time".to_owned());
-                        self.give_up(d, &instance, why, false, now, patience);
-                    }
-                    Guest::NotYet => {}
+            State::Enrolled { since, .. } => match &view.guest {
+                _ if !self.recipe.prove_guest => d.launch.state = State::Ready { instance: known.instance },
+                Guest::Booted => d.launch.state = State::Ready { instance: known.instance },
+                Guest::Failed(why) => Self::give_up(d, known.instance, Why::NoGuest(why.clone())),
+                Guest::NotYet if now >= (*since).max(view.attentive_since).plus_ms(patience.probe_ms) => {
+                    Self::give_up(d, known.instance, Why::NoGuest("none booted in time".to_owned()));
                 }
-            }
-            _ => self.layer_gone(d, view, armed),
+                Guest::NotYet => {}
+            },
+            _ => {}
         }
-        self.tag_edited(d, seen);
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one step's whole situation")]
-    fn launched(
-        &self,
-        d: &mut Decision,
-        view: &View,
-        instance: &OwnedInstance,
-        seen: Option<&Instance>,
-        (since, armed): (Micros, bool),
-        now: Micros,
-        patience: &Patience,
-    ) {
-        if !armed && now >= since.plus_ms(patience.arm_ms) {
+    fn launched(&self, d: &mut Decision, known: Known<'_>, since: Micros, moment: Moment<'_>) {
+        let Moment { view, now, patience } = moment;
+        if !known.armed && now >= since.plus_ms(patience.arm_ms) {
             let why = match &view.schedule {
                 Err(e) => e.to_string(),
                 Ok(None) => "it was made and is not shown".to_owned(),
                 Ok(Some(_)) => "what is shown under its name is another one".to_owned(),
             };
-            return self.give_up(d, instance, Why::NotArmed(why), false, now, patience);
+            return Self::give_up(d, known.instance, Why::NotArmed(why));
         }
         if let Err(e) = &view.schedule
             && e.kind.remedy() == Remedy::Person
         {
-            return self.give_up(d, instance, Why::NotArmed(e.to_string()), false, now, patience);
+            return Self::give_up(d, known.instance, Why::NotArmed(e.to_string()));
         }
         let late = now >= since.plus_ms(patience.appear_ms);
-        match seen.map(|i| read_back(&self.order(), i)) {
-            Some(ReadBack::Differs(what)) => {
-                self.give_up(d, instance, Why::ReadBack(what), false, now, patience);
-            }
+        match known.shown.map(|i| read_back(&self.order(), i)) {
+            Some(ReadBack::Differs(what)) => Self::give_up(d, known.instance, Why::ReadBack(what)),
             Some(ReadBack::NotYet(what)) if late => {
-                let why = Why::ReadBack(format!("not shown: {what}"));
-                self.give_up(d, instance, why, false, now, patience);
+                Self::give_up(d, known.instance, Why::ReadBack(format!("not shown: {what}")));
             }
-            None if late => self.give_up(d, instance, Why::NeverShown, true, now, patience),
-            Some(ReadBack::Same) if armed => {
-                let instance = instance.clone();
-                d.launch.state = State::Armed { instance, since: now, running: None };
+            None if late => Self::replace(d, known.instance, Why::NeverShown),
+            Some(ReadBack::Same) if known.armed => {
+                d.launch.state = State::Armed { instance: known.instance, since: now, running: None };
             }
             _ => {}
         }
@@ -234,28 +258,24 @@ impl Launch {
         }
     }
 
-    /// The instance is the reaper's; the host gets another one, or none.
-    fn give_up(
-        &self,
-        d: &mut Decision,
-        instance: &OwnedInstance,
-        why: Why,
-        again: bool,
-        now: Micros,
-        patience: &Patience,
-    ) {
+    /// The instance is the reaper's, and there is no other one.
+    fn give_up(d: &mut Decision, instance: OwnedInstance, why: Why) {
         d.act = None;
-        d.reap.push((instance.clone(), why.clone()));
-        if again {
-            self.next_attempt(&mut d.launch, why, now, patience);
-        } else {
-            d.launch.state = State::Closed { why };
-        }
+        d.reap.push((instance, why.clone()));
+        d.launch.state = State::Closed { why };
     }
 
-    /// The next token, at the same place. Only after the one before is known to have made nothing more.
+    /// The instance is the reaper's, and there may be another one once it is seen going. If this look shows it going already,
+    /// so does the next.
+    fn replace(d: &mut Decision, instance: OwnedInstance, why: Why) {
+        d.act = None;
+        d.reap.push((instance.clone(), why.clone()));
+        d.launch.state = State::Leaving { instance, why };
+    }
+
+    /// The next token, at the same place. Only after the one before is known to have made nothing that lives.
     fn next_attempt(&self, launch: &mut Launch, otherwise: Why, now: Micros, patience: &Patience) {
-        let late = now.plus_ms(patience.least_life_ms) > self.host.deadline();
+        let late = self.is_late(now, patience);
         match self.host.relaunch().filter(|h| !late && h.attempt() <= patience.attempts) {
             Some(host) => {
                 launch.host = host;
@@ -297,8 +317,7 @@ impl Launch {
                 self.not_run(&mut d, e, (*doubt, *tries), now, patience);
             }
             (State::Launched { instance, .. }, Reply::Scheduled(Err(e))) if e.kind.remedy() == Remedy::Person => {
-                let why = Why::NotArmed(e.to_string());
-                self.give_up(&mut d, &instance.clone(), why, false, now, patience);
+                Self::give_up(&mut d, instance.clone(), Why::NotArmed(e.to_string()));
             }
             (_, Reply::Scheduled(Err(e))) if e.kind.remedy() == Remedy::Person => {
                 d.alarms.push(Alarm::new(AlarmKind::Powerless, e.to_string()));

@@ -32,6 +32,8 @@ struct Coordinator {
     world: World,
     patience: Patience,
     unwanted: bool,
+    /// The caps allow nothing more.
+    unaffordable: bool,
     attentive_since: Micros,
     guest: Guest,
     /// How long an instance takes from made to enrolled.
@@ -48,6 +50,7 @@ impl Coordinator {
             world,
             patience: Patience::default(),
             unwanted: false,
+            unaffordable: false,
             attentive_since: START,
             guest: Guest::Booted,
             boot_ms: 60_000,
@@ -86,6 +89,7 @@ impl Coordinator {
             guest: if up { self.guest.clone() } else { Guest::NotYet },
             attentive_since: self.attentive_since,
             unwanted: self.unwanted.then(|| "cancelled".to_owned()),
+            unaffordable: self.unaffordable.then(|| "the cap of the day is spent".to_owned()),
         }
     }
 
@@ -340,6 +344,83 @@ fn a_relaunch_inherits_the_deadline_and_nothing_else_is_shared() {
     assert_eq!((c.launch.host().attempt(), c.launch.host().deadline()), (2, deadline));
     assert_eq!(c.world.tokens.len(), 2);
     assert_eq!(c.reaps.len(), 1, "the first one has its receipt");
+}
+
+/// Turns for so long.
+fn turns(c: &mut Coordinator, ms: u64) {
+    let end = c.world.now.plus_ms(ms);
+    while c.world.now < end {
+        c.turn().unwrap();
+        c.world.pass(5_000);
+    }
+}
+
+#[test]
+fn no_other_instance_is_launched_before_the_one_given_up_is_seen_going() {
+    let mut c = Coordinator::new(World::new());
+    c.boot_ms = u64::MAX;
+    // Nobody may end it: it is given up after its boot bound, and goes on.
+    c.world.terminate_fails.extend([FailureKind::Denied; 10_000]);
+    turns(&mut c, 90 * MINUTE_MS);
+    assert_eq!((c.world.instances.len(), c.world.tokens.len()), (1, 1), "{:?}", c.launch.state());
+    assert!(matches!(c.launch.state(), State::Leaving { why: Why::NotEnrolled, .. }), "{:?}", c.launch.state());
+    // Stopped is not gone, and not shown is not gone.
+    c.world.instances[0].state = InstanceState::Stopped;
+    turns(&mut c, MINUTE_MS);
+    c.world.shown_after_ms = u64::MAX;
+    turns(&mut c, MINUTE_MS);
+    assert_eq!(c.world.tokens.len(), 1, "{:?}", c.launch.state());
+    c.world.shown_after_ms = 0;
+    c.boot_ms = 0;
+    c.world.terminate_fails.clear();
+    c.work().unwrap();
+    c.check("ended at last");
+    assert!(matches!(c.launch.state(), State::Ready { .. }));
+    assert_eq!((c.world.instances.len(), c.launch.host().attempt()), (2, 2));
+}
+
+#[test]
+fn one_that_never_goes_is_waited_for_no_longer_than_another_could_live() {
+    let mut c = Coordinator::new(World::new());
+    c.boot_ms = u64::MAX;
+    c.world.terminate_fails.extend([FailureKind::Denied; 10_000]);
+    let least_ms = c.patience.least_life_ms;
+    turns(&mut c, LIFE_MS - least_ms - MINUTE_MS);
+    assert!(matches!(c.launch.state(), State::Leaving { .. }), "{:?}", c.launch.state());
+    turns(&mut c, 2 * MINUTE_MS);
+    assert!(matches!(c.launch.state(), State::Closed { why: Why::NotEnrolled }), "{:?}", c.launch.state());
+    assert_eq!((c.world.instances.len(), c.reaps.len()), (1, 1), "it stays the reaper's");
+}
+
+#[test]
+fn caps_are_judged_before_each_attempts_call() {
+    let mut c = Coordinator::new(World::new());
+    c.unaffordable = true;
+    c.work().unwrap();
+    assert!(matches!(c.launch.state(), State::Closed { why: Why::Unaffordable(_) }), "{:?}", c.launch.state());
+    assert!(c.world.tokens.is_empty());
+
+    let mut c = ready();
+    c.unaffordable = true;
+    turns(&mut c, MINUTE_MS);
+    c.check("what was launched is not ended for it");
+
+    let mut c = Coordinator::new(World::new());
+    c.boot_ms = u64::MAX;
+    turns(&mut c, 10 * MINUTE_MS);
+    c.unaffordable = true;
+    c.work().unwrap();
+    assert!(matches!(c.launch.state(), State::Closed { why: Why::Unaffordable(_) }), "{:?}", c.launch.state());
+    assert_eq!(c.world.tokens.len(), 1, "no second attempt");
+
+    // A call that may have made something is found out about, and then it is over.
+    let mut c = Coordinator::new(World::new());
+    c.world.runs.extend([Run::Late]);
+    c.turn().unwrap();
+    c.unaffordable = true;
+    c.work().unwrap();
+    c.check("made after nobody waits, and not affordable");
+    assert!(matches!(c.launch.state(), State::Closed { why: Why::Unaffordable(_) }), "{:?}", c.launch.state());
 }
 
 #[test]

@@ -88,6 +88,7 @@ fn launched() -> (Launch, View) {
         guest: Guest::NotYet,
         attentive_since: Micros(0),
         unwanted: None,
+        unaffordable: None,
     };
     (launch, view)
 }
@@ -100,6 +101,11 @@ fn a_second_instance_under_one_token_is_ended_and_the_one_that_is_known_stays() 
     let reaped: Vec<_> = d.reap.iter().map(|(o, _)| o.id().as_str()).collect();
     assert_eq!(reaped, ["i-00000000000000002"]);
     assert_eq!(d.alarms.iter().map(|a| a.kind).collect::<Vec<_>>(), [AlarmKind::Twice]);
+    assert_eq!(d.launch.instance().unwrap().id().as_str(), "i-00000000000000001");
+    // Also while only the second is shown.
+    view.instances.as_mut().unwrap().truncate(1);
+    let d = launch.decide(&view, START, &Patience::default());
+    assert_eq!(d.reap.iter().map(|(o, _)| o.id().as_str()).collect::<Vec<_>>(), ["i-00000000000000002"]);
     assert_eq!(d.launch.instance().unwrap().id().as_str(), "i-00000000000000001");
 }
 

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use drums_provider::{
+    cloud::{Instance, InstanceState},
     failure::FailureKind,
     launch::{self, Guest, Launch, Look, Reply, State, Why},
     reap::{self, Reap, strays},
@@ -40,6 +41,8 @@ impl Paid {
         let current = |h: &&Host| h.attempt == launch.host().attempt();
         let host = w.hosts.iter().find(current);
         let shown = host.filter(|h| Self::is_shown(w, h)).map(|h| self.seen(h));
+        let leaving = matches!(launch.state(), State::Leaving { .. }) && self.without == Without::Leaving;
+        let shown = shown.map(|i| if leaving { Instance { state: InstanceState::ShuttingDown, ..i } } else { i });
         let shown: Vec<_> = match launch.look() {
             Look::Nothing => Vec::new(),
             Look::Token(..) => shown.into_iter().collect(),
@@ -56,6 +59,7 @@ impl Paid {
             guest: if enrolled { Guest::Booted } else { Guest::NotYet },
             attentive_since: if self.without == Without::Attention { START } else { self.at(w.up_since.unwrap_or(0)) },
             unwanted: host.filter(|h| self.lost(w, h)).map(|_| "lost".to_owned()),
+            unaffordable: None,
         }
     }
 

@@ -92,6 +92,8 @@ enum Without {
     Intent,
     /// Nothing shown is taken for nothing there.
     Settling,
+    /// What was given up is taken for going.
+    Leaving,
     /// The boot bound is four minutes.
     BootBound,
     /// The boot bound goes on while nobody listens.
@@ -364,6 +366,11 @@ fn orphans(without: Without) -> Paid {
     Paid { phases: 1, ..Paid::new(without, 2, 9, 1, 3) }
 }
 
+/// A boot that takes longer than anybody waits, so that there is a relaunch whatever else fails.
+fn slow_boot(without: Without, faults: usize) -> Paid {
+    Paid { phases: 1, ..Paid::new(without, faults, 40, 17, 60) }
+}
+
 /// What must not kill: a boot of six minutes, forty quiet minutes, an outage of nearly a life lease.
 fn healthy(without: Without, faults: usize) -> Paid {
     let grid = if faults == 0 { 5 } else { 30 };
@@ -396,6 +403,14 @@ fn a_slow_boot_forty_quiet_minutes_and_an_outage_kill_no_healthy_host() {
 }
 
 #[test]
+fn a_host_that_is_given_up_and_launched_again_is_never_two_instances() {
+    let checker = search(slow_boot(Without::Nothing, 1), HasDiscoveries::All);
+    report("slow boot", &checker);
+    assert!(checker.discovery("nothing goes wrong").is_none());
+    assert!(checker.discovery("a host is dead and has its receipt").is_some());
+}
+
+#[test]
 fn every_layer_and_every_rule_that_is_left_out_is_missed() {
     let cases = [
         (deadlines(Without::GuestTimer, 2), "it outlived its deadline"),
@@ -407,6 +422,7 @@ fn every_layer_and_every_rule_that_is_left_out_is_missed() {
         (deadlines(Without::Unprotect, 2), "it outlived its deadline"),
         (deadlines(Without::Intent, 2), "an instance is unknown"),
         (deadlines(Without::Settling, 2), "an instance is unknown"),
+        (slow_boot(Without::Leaving, 1), "a host is two instances"),
         (healthy(Without::BootBound, 0), "a booting host was killed within its bound"),
         (healthy(Without::Attention, 0), "a booting host was killed within its bound"),
         (healthy(Without::Quiet, 0), "a healthy host was killed"),

@@ -324,6 +324,9 @@ impl Paid {
 
     /// What must hold at the end of a minute.
     fn check(&self, w: &mut World) {
+        if w.hosts.iter().filter(|h| !h.state.is_going()).count() > 1 {
+            w.broken = Some("a host is two instances");
+        }
         for h in 0..w.hosts.len() {
             let host = &w.hosts[h];
             if host.state.is_going() {
