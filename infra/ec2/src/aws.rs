@@ -75,6 +75,13 @@ pub(crate) fn instance(call: &str, region: &Region, seen: &types::Instance) -> R
             .and_then(types::InstanceMetadataOptionsResponse::http_tokens)
             .map(|t| *t == HttpTokensState::Required),
         public_address: optional(seen.public_ip_address()).is_some() || v6,
+        // arn:aws:iam::123456789012:instance-profile/path/name
+        profile: seen
+            .iam_instance_profile()
+            .and_then(types::IamInstanceProfile::arn)
+            .and_then(|arn| arn.rsplit('/').next())
+            .map(|name| named(call, name))
+            .transpose()?,
         security_groups: groups.map(|g| named(call, g)).collect::<Result<_, _>>()?,
         volumes: volumes?,
         attributes: None,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use aws_sdk_ec2::{
     error::ProvideErrorMetadata,
-    types::{AttributeBooleanValue, Filter, InstanceAttributeName, Tag},
+    types::{AttributeBooleanValue, AttributeValue, Filter, InstanceAttributeName, Tag},
 };
 use drums_common::{clock::Micros, ids::InstallationId};
 use drums_provider::{
@@ -64,9 +64,9 @@ impl Ec2 {
         })?;
         let mut instance = aws::instance(DESCRIBE, region, seen)?;
         // What was seen is told whatever becomes of the rest: a state that is not told ends no reap, and EC2 need not answer
-        // about the attributes of what is gone. Without them a launch is not read back yet.
+        // about the attributes of what is gone. Without them a launch is not read back yet, and why is told.
         if !instance.state.is_going() {
-            instance.attributes = self.attributes(region, id).await.ok();
+            instance.attributes = Some(self.attributes(region, id).await);
         }
         Ok(instance)
     }
@@ -81,9 +81,12 @@ impl Ec2 {
         let behaviour = behaviour.instance_initiated_shutdown_behavior().and_then(|v| v.value());
         let protected = ask(InstanceAttributeName::DisableApiTermination).await.map_err(|e| failed(call, e))?;
         let protected = protected.disable_api_termination().and_then(AttributeBooleanValue::value);
+        let stops = ask(InstanceAttributeName::DisableApiStop).await.map_err(|e| failed(call, e))?;
+        let stops = stops.disable_api_stop().and_then(AttributeBooleanValue::value);
         Ok(Attributes {
             terminate_on_shutdown: aws::given(call, "shutdown behaviour", behaviour)? == "terminate",
             protected: *aws::given(call, "termination protection", protected.as_ref())?,
+            stop_protected: *aws::given(call, "stop protection", stops.as_ref())?,
         })
     }
 
@@ -114,6 +117,13 @@ impl Ec2 {
         let terminations = change().disable_api_termination(off()).send().await.map_err(|e| failed(call, e));
         let stops = change().disable_api_stop(off()).send().await.map_err(|e| failed(call, e));
         terminations.map(drop).and(stops.map(drop))
+    }
+
+    pub(crate) async fn terminate_on_shutdown(&self, kill: &KillId) -> Result<(), CloudError> {
+        let behaviour = AttributeValue::builder().value("terminate").build();
+        let change = self.connect.ec2(kill.region()).modify_instance_attribute().instance_id(kill.instance().as_str());
+        let changed = change.instance_initiated_shutdown_behavior(behaviour).send().await;
+        changed.map(drop).map_err(|e| failed("ModifyInstanceAttribute", e))
     }
 
     pub(crate) async fn volumes_of(&self, region: &Region, token: &ClientToken) -> Result<Vec<VolumeId>, CloudError> {

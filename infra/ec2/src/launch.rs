@@ -13,7 +13,7 @@ use aws_sdk_ec2::{
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use drums_provider::{
-    cloud::{Instance, LaunchOrder, Market, VolumeKind},
+    cloud::{Instance, LaunchOrder, Market, UserData, VolumeKind},
     failure::CloudError,
 };
 
@@ -28,9 +28,10 @@ const CALL: &str = "RunInstances";
 pub(crate) const DRY_RUN_PASSED: &str = "DryRunOperation";
 
 impl Ec2 {
-    pub(crate) async fn launch(&self, order: &LaunchOrder) -> Result<Instance, CloudError> {
+    pub(crate) async fn launch(&self, order: &LaunchOrder, user_data: &UserData) -> Result<Instance, CloudError> {
         let region = &order.recipe.region;
-        let reply = request(&self.connect.ec2(region), order).send().await.map_err(|e| failed(CALL, e))?;
+        let request = request(&self.connect.ec2(region), order).user_data(BASE64_STANDARD.encode(&user_data.0));
+        let reply = request.send().await.map_err(|e| failed(CALL, e))?;
         match reply.instances() {
             [one] => aws::instance(CALL, region, one),
             several => Err(unreadable(CALL, format!("one instance was ordered and {} came", several.len()))),
@@ -58,9 +59,10 @@ fn request(client: &Client, order: &LaunchOrder) -> RunInstancesFluentBuilder {
         .instance_type(InstanceType::from(recipe.kind.as_str()))
         .subnet_id(order.placement.subnet.as_str())
         .set_security_group_ids(Some(recipe.security_groups.iter().map(|g| g.as_str().to_owned()).collect()))
-        .user_data(BASE64_STANDARD.encode(&recipe.user_data.0))
         .instance_initiated_shutdown_behavior(ShutdownBehavior::Terminate)
         .disable_api_termination(false)
+        .disable_api_stop(false)
+        .iam_instance_profile(IamInstanceProfileSpecification::builder().name(recipe.profile.as_str()).build())
         .metadata_options(
             // One hop: the host itself, none of the sessions in it.
             InstanceMetadataOptionsRequest::builder()
@@ -86,10 +88,6 @@ fn request(client: &Client, order: &LaunchOrder) -> RunInstancesFluentBuilder {
         request
             .tag_specifications(TagSpecification::builder().resource_type(what).set_tags(Some(tags.collect())).build())
     });
-    let request = match &recipe.instance_profile {
-        Some(name) => request.iam_instance_profile(IamInstanceProfileSpecification::builder().name(name).build()),
-        None => request,
-    };
     let request = if recipe.nested {
         let nested = NestedVirtualizationSpecification::Enabled;
         request.cpu_options(CpuOptionsRequest::builder().nested_virtualization(nested).build())

@@ -18,7 +18,7 @@ use drums_common::{clock::Micros, ids::InstallationId};
 use drums_provider::{
     cloud::{
         Account, Canary, Cloud, ImageFacts, ImageSource, Instance, InstanceState, KillSchedule, LaunchOrder, Market,
-        Quota, ScheduleName, ScheduleSetup, TypeFacts, VolumeKind,
+        Quota, ScheduleName, ScheduleSetup, TypeFacts, UserData, VolumeKind,
     },
     failure::CloudError,
     host::KillId,
@@ -71,8 +71,8 @@ impl Cloud for Ec2 {
     async fn vcpus(&self, region: &Region, kind: &InstanceType, market: Market) -> Result<Quoted<Quota>, CloudError> {
         self.quota_of_vcpus(region, kind, market).await
     }
-    async fn run(&self, order: &LaunchOrder) -> Result<Instance, CloudError> {
-        self.launch(order).await
+    async fn run(&self, order: &LaunchOrder, user_data: &UserData) -> Result<Instance, CloudError> {
+        self.launch(order, user_data).await
     }
     async fn would_run(&self, order: &LaunchOrder) -> Result<(), CloudError> {
         self.launch_dry(order).await
@@ -94,6 +94,9 @@ impl Cloud for Ec2 {
     }
     async fn unprotect(&self, kill: &KillId) -> Result<(), CloudError> {
         self.open_to_end(kill).await
+    }
+    async fn end_on_shutdown(&self, kill: &KillId) -> Result<(), CloudError> {
+        self.terminate_on_shutdown(kill).await
     }
     async fn volumes(&self, region: &Region, token: &ClientToken) -> Result<Vec<VolumeId>, CloudError> {
         self.volumes_of(region, token).await

@@ -44,37 +44,28 @@ impl Ec2 {
 
     async fn write_schedule(&self, name: &str, wanted: &KillSchedule) -> Result<(), CloudError> {
         let client = self.connect.scheduler(&wanted.region);
-        let made = client
-            .create_schedule()
-            .name(name)
-            .group_name(&wanted.setup.group)
-            .schedule_expression(expression(wanted.at))
-            .schedule_expression_timezone("UTC")
-            .flexible_time_window(on_time()?)
-            .target(target(wanted)?)
-            .state(state(wanted.enabled))
-            .action_after_completion(ActionAfterCompletion::None)
-            .send()
-            .await;
-        match made {
-            Ok(_) => return Ok(()),
-            Err(e) if e.code() != Some("ConflictException") => return Err(failed("CreateSchedule", e)),
-            // There is one of that name: it becomes this one.
-            Err(_) => {}
+        // Both requests say all of it; the SDK has a builder of its own for each.
+        macro_rules! whole {
+            ($request:expr) => {
+                $request
+                    .name(name)
+                    .group_name(&wanted.setup.group)
+                    .schedule_expression(expression(wanted.at))
+                    .schedule_expression_timezone("UTC")
+                    .flexible_time_window(on_time()?)
+                    .target(target(wanted)?)
+                    .state(state(wanted.enabled))
+                    .action_after_completion(ActionAfterCompletion::None)
+                    .send()
+                    .await
+            };
         }
-        let updated = client
-            .update_schedule()
-            .name(name)
-            .group_name(&wanted.setup.group)
-            .schedule_expression(expression(wanted.at))
-            .schedule_expression_timezone("UTC")
-            .flexible_time_window(on_time()?)
-            .target(target(wanted)?)
-            .state(state(wanted.enabled))
-            .action_after_completion(ActionAfterCompletion::None)
-            .send()
-            .await;
-        updated.map(drop).map_err(|e| failed("UpdateSchedule", e))
+        match whole!(client.create_schedule()) {
+            Ok(_) => Ok(()),
+            Err(e) if e.code() != Some("ConflictException") => Err(failed("CreateSchedule", e)),
+            // There is one of that name: it becomes this one.
+            Err(_) => whole!(client.update_schedule()).map(drop).map_err(|e| failed("UpdateSchedule", e)),
+        }
     }
 
     pub(crate) async fn read_schedule(

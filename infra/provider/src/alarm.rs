@@ -23,7 +23,7 @@ pub enum AlarmKind {
     Stopped,
     /// An instance does not leave `shutting-down` or `stopping`.
     Hangs,
-    /// Someone switched termination protection on.
+    /// Someone switched termination or stop protection on, or made its shutdown a stop.
     Protected,
     /// What must happen is not permitted, or the credentials hold no longer.
     Powerless,

@@ -1,5 +1,5 @@
 //! What an operator asks for, read and refused with its place. Nothing is taken as "unlimited": what is absent or zero is
-//! refused.
+//! refused. What bounds every ask is the configuration's: [`Limits`](crate::limits::Limits).
 
 use std::{collections::BTreeSet, fmt};
 
@@ -10,11 +10,10 @@ use drums_common::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    cloud::Market,
+    cloud::{ImageFacts, Market, Placement, Recipe, TypeFacts, VolumeKind},
     deadline::Campaign,
     money::UsdMicros,
-    spend::Caps,
-    words::{CampaignId, InstanceType, Region, SubnetId, read_instant},
+    words::{CampaignId, InstanceProfile, InstanceType, Region, SecurityGroupId, SubnetId, read_instant},
 };
 
 /// As written: every field may be missing or nonsense.
@@ -27,12 +26,9 @@ pub struct RawAsk {
     pub deadline: String,
     /// US dollars, as `12.50`.
     pub max_usd: String,
-    pub max_usd_per_day: String,
     pub drain_minutes: u64,
-    /// Hosts of this installation that may exist at once.
-    pub max_hosts: u32,
-    /// The farthest that a deadline may be away.
-    pub longest_life_minutes: u64,
+    /// The profile that every host bears: by it a host is ended whose tags were taken away.
+    pub instance_profile: String,
     pub hosts: Vec<RawHost>,
 }
 
@@ -69,9 +65,10 @@ impl Default for RawHost {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
     pub campaign: Campaign,
-    pub caps: Caps,
-    pub max_hosts: u32,
-    pub longest_life_ms: u64,
+    /// What the campaign may cost.
+    pub run_usd: UsdMicros,
+    /// What a host needs to finish its block and upload its evidence.
+    pub drain_ms: u64,
     pub hosts: Vec<AskedHost>,
 }
 
@@ -84,6 +81,33 @@ pub struct AskedHost {
     pub volume_gib: u32,
     pub market: Market,
     pub nested: bool,
+    pub profile: InstanceProfile,
+}
+
+impl AskedHost {
+    /// What is to be launched for it, once type and image are known.
+    pub fn recipe(
+        &self,
+        kind: &TypeFacts,
+        image: &ImageFacts,
+        security_groups: Vec<SecurityGroupId>,
+        placements: Vec<Placement>,
+    ) -> Recipe {
+        Recipe {
+            region: self.region.clone(),
+            kind: self.kind.clone(),
+            image: image.id.clone(),
+            root_device: image.root_device.clone(),
+            volume: VolumeKind::Gp3,
+            volume_gib: self.volume_gib,
+            market: self.market,
+            nested: self.nested && !kind.bare_metal,
+            prove_guest: self.nested,
+            security_groups,
+            profile: self.profile.clone(),
+            placements,
+        }
+    }
 }
 
 /// One thing that is wrong, and where.
@@ -117,19 +141,24 @@ impl fmt::Display for BadAsk {
 const MAX_VOLUME_GIB: u32 = 65_536;
 const MAX_HOSTS: usize = 1_000;
 
-struct Reader {
+/// Collects what is wrong.
+#[derive(Default)]
+pub(crate) struct Reader {
     refusals: Vec<Refusal>,
 }
 
 impl Reader {
-    fn refuse<T>(&mut self, place: &str, message: impl fmt::Display) -> Option<T> {
+    pub(crate) fn into_refusals(self) -> BadAsk {
+        BadAsk(self.refusals)
+    }
+    pub(crate) fn refuse<T>(&mut self, place: &str, message: impl fmt::Display) -> Option<T> {
         self.refusals.push(Refusal { place: place.to_owned(), message: message.to_string() });
         None
     }
     fn parse<T: std::str::FromStr<Err: fmt::Display>>(&mut self, place: &str, text: &str) -> Option<T> {
         text.parse().map_or_else(|e| self.refuse(place, e), Some)
     }
-    fn usd(&mut self, place: &str, text: &str) -> Option<UsdMicros> {
+    pub(crate) fn usd(&mut self, place: &str, text: &str) -> Option<UsdMicros> {
         match read_usd(text) {
             Some(UsdMicros(0)) => self.refuse(place, "0 is no cap: give dollars above zero, as 12.50"),
             Some(usd) => Some(usd),
@@ -137,15 +166,19 @@ impl Reader {
             None => self.refuse(place, format!("{text:?} is not dollars; as 12.50, to six decimals")),
         }
     }
-    fn above_zero(&mut self, place: &str, value: u64, unit: &str) -> Option<u64> {
+    pub(crate) fn above_zero(&mut self, place: &str, value: u64, unit: &str) -> Option<u64> {
         if value == 0 { self.refuse(place, format!("0 or absent: give {unit} above zero")) } else { Some(value) }
+    }
+    /// In milliseconds.
+    pub(crate) fn minutes(&mut self, place: &str, value: u64) -> Option<u64> {
+        self.above_zero(place, value, "minutes").map(|m| m.saturating_mul(60_000))
     }
 }
 
 impl RawAsk {
     /// Every refusal at once, in the order of the text.
     pub fn read(&self) -> Result<Ask, BadAsk> {
-        let mut r = Reader { refusals: Vec::new() };
+        let mut r = Reader::default();
         let id: Option<CampaignId> = r.parse("campaign", &self.campaign);
         let experiment: Option<Option<ExperimentId>> = match &self.experiment {
             None => Some(None),
@@ -162,11 +195,9 @@ impl RawAsk {
             }
             _ => None,
         };
-        let run = r.usd("max_usd", &self.max_usd);
-        let day = r.usd("max_usd_per_day", &self.max_usd_per_day);
-        let drain = r.above_zero("drain_minutes", self.drain_minutes, "minutes");
-        let max_hosts = r.above_zero("max_hosts", u64::from(self.max_hosts), "a number");
-        let longest = r.above_zero("longest_life_minutes", self.longest_life_minutes, "minutes");
+        let run_usd = r.usd("max_usd", &self.max_usd);
+        let drain_ms = r.minutes("drain_minutes", self.drain_minutes);
+        let profile: Option<InstanceProfile> = r.parse("instance_profile", &self.instance_profile);
         if self.hosts.is_empty() {
             r.refuse::<()>("hosts", "there are none; name at least one");
         }
@@ -174,27 +205,26 @@ impl RawAsk {
             r.refuse::<()>("hosts", format!("{} of them; {MAX_HOSTS} at most", self.hosts.len()));
         }
         let mut names = BTreeSet::new();
-        let hosts: Vec<_> =
-            self.hosts.iter().take(MAX_HOSTS).enumerate().map(|(i, h)| h.read(&mut r, i, &mut names)).collect();
-        let minutes = |m: u64| m.saturating_mul(60_000);
-        let caps = match (run, day, drain) {
-            (Some(run), Some(day), Some(drain)) => {
-                Caps::new(run, day, minutes(drain)).map_or_else(|e| r.refuse("max_usd", e), Some)
-            }
-            _ => None,
-        };
+        let each = self.hosts.iter().take(MAX_HOSTS).enumerate();
+        let hosts: Vec<_> = each.map(|(i, h)| h.read(&mut r, i, &mut names, profile.as_ref())).collect();
         let hosts: Option<Vec<_>> = hosts.into_iter().collect();
-        match (campaign, caps, max_hosts, longest, hosts) {
-            (Some(campaign), Some(caps), Some(_), Some(longest), Some(hosts)) if r.refusals.is_empty() => {
-                Ok(Ask { campaign, caps, max_hosts: self.max_hosts, longest_life_ms: minutes(longest), hosts })
+        match (campaign, run_usd, drain_ms, hosts) {
+            (Some(campaign), Some(run_usd), Some(drain_ms), Some(hosts)) if r.refusals.is_empty() => {
+                Ok(Ask { campaign, run_usd, drain_ms, hosts })
             }
-            _ => Err(BadAsk(r.refusals)),
+            _ => Err(r.into_refusals()),
         }
     }
 }
 
 impl RawHost {
-    fn read(&self, r: &mut Reader, i: usize, names: &mut BTreeSet<HostId>) -> Option<AskedHost> {
+    fn read(
+        &self,
+        r: &mut Reader,
+        i: usize,
+        names: &mut BTreeSet<HostId>,
+        profile: Option<&InstanceProfile>,
+    ) -> Option<AskedHost> {
         let at = |field: &str| format!("hosts[{i}].{field}");
         let host: Option<HostId> = r.parse(&at("name"), &self.name);
         if let Some(host) = &host
@@ -228,8 +258,16 @@ impl RawHost {
             r.refuse::<()>(&at("volume_gib"), format!("{} is not 1 to {MAX_VOLUME_GIB}", self.volume_gib));
         }
         let market = if self.spot { Market::Spot } else { Market::OnDemand };
-        let volume_gib = self.volume_gib;
-        Some(AskedHost { host: host?, kind: kind?, region: region?, subnets, volume_gib, market, nested: self.nested })
+        Some(AskedHost {
+            host: host?,
+            kind: kind?,
+            region: region?,
+            subnets,
+            volume_gib: self.volume_gib,
+            market,
+            nested: self.nested,
+            profile: profile?.clone(),
+        })
     }
 }
 
@@ -264,10 +302,8 @@ mod tests {
             experiment: Some("EXP-028".to_owned()),
             deadline: "2026-11-30T19:10:00Z".to_owned(),
             max_usd: "12.50".to_owned(),
-            max_usd_per_day: "40".to_owned(),
             drain_minutes: 15,
-            max_hosts: 4,
-            longest_life_minutes: 720,
+            instance_profile: "drums-host-0a1b2c3d".to_owned(),
             hosts: vec![host("h1"), host("h2")],
         }
     }
@@ -275,8 +311,8 @@ mod tests {
     #[test]
     fn a_good_ask_is_read() {
         let ask = good().read().unwrap();
-        assert_eq!(ask.caps.run(), UsdMicros(12_500_000));
-        assert_eq!((ask.hosts.len(), ask.hosts[1].subnets.len(), ask.longest_life_ms), (2, 2, 720 * 60_000));
+        assert_eq!((ask.run_usd, ask.drain_ms), (UsdMicros(12_500_000), 15 * 60_000));
+        assert_eq!((ask.hosts.len(), ask.hosts[1].subnets.len()), (2, 2));
     }
 
     #[test]
@@ -291,10 +327,10 @@ mod tests {
             ("max_usd", |a| a.max_usd.clear()),
             ("max_usd", |a| a.max_usd = "0.00".into()),
             ("max_usd", |a| a.max_usd = "-1".into()),
-            ("max_usd_per_day", |a| a.max_usd_per_day = "unlimited".into()),
+            ("max_usd", |a| a.max_usd = "unlimited".into()),
             ("drain_minutes", |a| a.drain_minutes = 0),
-            ("max_hosts", |a| a.max_hosts = 0),
-            ("longest_life_minutes", |a| a.longest_life_minutes = 0),
+            ("instance_profile", |a| a.instance_profile.clear()),
+            ("instance_profile", |a| a.instance_profile = "a profile".into()),
             ("hosts", |a| a.hosts.clear()),
             ("hosts[1].name", |a| a.hosts[1].name = "h1".into()),
             ("hosts[0].type", |a| a.hosts[0].kind = "c8i".into()),
@@ -313,7 +349,7 @@ mod tests {
             assert_eq!(places, [place], "{refusals:?}");
         }
         let BadAsk(all) = RawAsk::default().read().unwrap_err();
-        assert_eq!(all.len(), 8, "{all:?}");
+        assert_eq!(all.len(), 6, "{all:?}");
     }
 
     #[test]

@@ -19,7 +19,10 @@ use crate::{
     money::{Quoted, UsdMicros},
     tags,
     token::ClientToken,
-    words::{ImageId, InstanceId, InstanceType, Region, SecurityGroupId, SubnetId, VolumeId, Zone},
+    words::{
+        ImageId, InstanceId, InstanceProfile, InstanceType, Region, SecurityGroupId, SubnetId, VolumeId, Zone,
+        instant_text,
+    },
 };
 
 #[async_trait]
@@ -54,9 +57,9 @@ pub trait Cloud: Send + Sync {
     /// `RunInstances` of one instance as ordered: token, tags (also of its volumes), terminate on shutdown, volumes that
     /// go with it, IMDSv2 required, nested virtualisation if asked, all in this one call. The same order again gives the
     /// same instance.
-    async fn run(&self, order: &LaunchOrder) -> Result<Instance, CloudError>;
+    async fn run(&self, order: &LaunchOrder, user_data: &UserData) -> Result<Instance, CloudError>;
 
-    /// The same call with `DryRun`: `Ok` if it would have succeeded (`DryRunOperation`).
+    /// The same call with `DryRun` and without user data: `Ok` if it would have succeeded (`DryRunOperation`).
     async fn would_run(&self, order: &LaunchOrder) -> Result<(), CloudError>;
 
     /// Instances under a client token, in every state, by EC2's filter. An empty list is no evidence of absence.
@@ -77,6 +80,16 @@ pub trait Cloud: Send + Sync {
 
     /// Termination and stop protection off.
     async fn unprotect(&self, kill: &KillId) -> Result<(), CloudError>;
+
+    /// `InstanceInitiatedShutdownBehavior` = terminate, again.
+    async fn end_on_shutdown(&self, kill: &KillId) -> Result<(), CloudError>;
+
+    /// Makes it [`Attributes::MORTAL`] again, by what is wrong with it; each call whatever becomes of the other.
+    async fn mend(&self, kill: &KillId, wrong: Attributes) -> Result<(), CloudError> {
+        let off = if wrong.protected || wrong.stop_protected { self.unprotect(kill).await } else { Ok(()) };
+        let ends = if wrong.terminate_on_shutdown { Ok(()) } else { self.end_on_shutdown(kill).await };
+        off.and(ends)
+    }
 
     /// Volumes that exist, in whatever state, and carry this token's tag ([`tags::TOKEN`]).
     async fn volumes(&self, region: &Region, token: &ClientToken) -> Result<Vec<VolumeId>, CloudError>;
@@ -211,19 +224,20 @@ pub struct Recipe {
     /// Whether a probe guest must have booted on it, with hardware support, before it is ready.
     pub prove_guest: bool,
     pub security_groups: Vec<SecurityGroupId>,
-    /// Name of the instance profile; `None` for none.
-    pub instance_profile: Option<String>,
-    pub user_data: UserData,
+    /// A host without its tags is ended by this.
+    pub profile: InstanceProfile,
     /// Where it may be put, in order of preference.
     pub placements: Vec<Placement>,
 }
 
-/// One `RunInstances`, complete: what is sent again under the same token is the same to the letter.
+/// One `RunInstances`, but for its user data. What is sent again under the same token is the same to the letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchOrder {
     pub host: OwnedHost,
     pub recipe: Recipe,
     pub placement: Placement,
+    /// The deadline that its tag says: the registered one, or an earlier one that counts by now.
+    pub due: Micros,
 }
 
 impl LaunchOrder {
@@ -232,7 +246,9 @@ impl LaunchOrder {
     }
     /// Tags of the instance and of its volumes.
     pub fn tags(&self) -> BTreeMap<String, String> {
-        tags::of(&self.host)
+        let mut tags = tags::of(&self.host);
+        tags.insert(tags::DEADLINE.to_owned(), instant_text(self.due));
+        tags
     }
 }
 
@@ -279,9 +295,10 @@ pub struct Instance {
     /// A public address or an address of IPv6 that is reachable from outside as far as security groups let it.
     pub public_address: bool,
     pub security_groups: Vec<SecurityGroupId>,
+    pub profile: Option<InstanceProfile>,
     pub volumes: Vec<AttachedVolume>,
-    /// Only [`Cloud::inspect`] asks for these.
-    pub attributes: Option<Attributes>,
+    /// Only [`Cloud::inspect`] asks for these: what they are, or why they could not be asked for.
+    pub attributes: Option<Result<Attributes, CloudError>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -297,6 +314,23 @@ pub struct Attributes {
     pub terminate_on_shutdown: bool,
     /// `DisableApiTermination`.
     pub protected: bool,
+    /// `DisableApiStop`, which forbids a termination as well.
+    pub stop_protected: bool,
+}
+
+impl Attributes {
+    /// As every host is launched.
+    pub const MORTAL: Self = Self { terminate_on_shutdown: true, protected: false, stop_protected: false };
+
+    /// What of it keeps a host alive that should end, in words.
+    pub fn undying(self) -> Vec<&'static str> {
+        let all = [
+            (!self.terminate_on_shutdown, "shutdown behaviour is stop"),
+            (self.protected, "termination protection is on"),
+            (self.stop_protected, "stop protection is on"),
+        ];
+        all.into_iter().filter(|(is, _)| *is).map(|(_, what)| what).collect()
+    }
 }
 
 /// What one-time schedules need; from the operator's configuration.

@@ -1,23 +1,45 @@
 //! Launch gates: what must be known and true before anything is launched, as a table of evidence. They fail closed: what
 //! could not be found out, or is zero, is a refusal.
+//!
+//! ```text
+//! ask, limits ─▶ look ─▶ facts ─▶ judge ─▶ table, and a clearance if all passed
+//!                                              │ in the transaction that stores launches, with the books as they are there
+//!                                              ▼
+//!                                           confirm ─▶ launches, or a table that refuses
+//! ```
+//! Invariant: what is launched is what was tried and priced: a clearance has the recipes, their schedules' setup and their
+//! prices in it, holds for [`HOLDS_MS`], and nothing else makes a launch.
 
+mod look;
 mod rows;
 
 use std::{collections::BTreeMap, fmt};
 
-use drums_common::{clock::Micros, ids::HostId};
+use drums_common::{
+    clock::Micros,
+    ids::{HostId, InstallationId},
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     ask::Ask,
-    cloud::{Account, Canary, ImageFacts, Instance, Placement, Quota, TypeFacts},
+    books::Books,
+    cloud::{Account, Canary, ImageFacts, Instance, Placement, Quota, Recipe, ScheduleSetup, TypeFacts},
     deadline::Campaign,
     failure::CloudError,
     host::OwnedHost,
+    launch::Launch,
+    limits::Limits,
     money::{Quoted, UsdMicros},
-    spend::Meter,
+    spend::{Caps, Rates},
     words::Region,
 };
+
+pub use look::{RegionSetup, Setup, look};
+
+/// How long a clearance holds. Ten minutes: time for a person to read the table and say yes; what was tried, priced and
+/// swept is not much older than that when it counts.
+pub const HOLDS_MS: u64 = 10 * 60_000;
 
 /// What one gate asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -27,6 +49,10 @@ pub enum Gate {
     Account,
     /// This machine's clock agrees with AWS's.
     Clock,
+    /// The clearance was given lately.
+    Age,
+    /// What is stored of the campaign is what is asked for.
+    Campaign,
     /// The deadline is far enough away to be of use, and not farther than the maximum.
     Deadline,
     /// Not more hosts at once than the operator allows.
@@ -42,6 +68,8 @@ pub enum Gate {
     Price,
     /// The launch itself, by `DryRun`, in every subnet named.
     Launch,
+    /// The instance profile is there, and hosts may be given it: by it a host without its tags is ended.
+    Profile,
     /// Terminating is permitted, by `DryRun`.
     Terminate,
     /// The one-time schedule's group, role and dead-letter queue.
@@ -59,6 +87,8 @@ impl fmt::Display for Gate {
         f.write_str(match self {
             Self::Account => "account",
             Self::Clock => "clock",
+            Self::Age => "age",
+            Self::Campaign => "campaign",
             Self::Deadline => "deadline",
             Self::Hosts => "hosts",
             Self::Type => "type",
@@ -67,6 +97,7 @@ impl fmt::Display for Gate {
             Self::Quota => "quota",
             Self::Price => "price",
             Self::Launch => "launch",
+            Self::Profile => "profile",
             Self::Terminate => "terminate",
             Self::Schedule => "schedule",
             Self::Sweeper => "sweeper",
@@ -90,25 +121,20 @@ pub struct Row {
 /// What was found out; a call that failed is kept as its failure.
 #[derive(Clone, Debug)]
 pub struct Facts {
+    pub installation: InstallationId,
     pub account: Result<Account, CloudError>,
-    /// 12 digits, from the operator's configuration.
-    pub expected_account: String,
     pub local: Micros,
     /// The canaries that the sweeper knows, as they are shown.
     pub canaries: Vec<(Canary, Result<Instance, CloudError>)>,
-    /// How long ago a sweep may have been. Zero is refused.
-    pub sweep_age_ms: u64,
     /// [`Cloud::would_terminate`](crate::cloud::Cloud::would_terminate) of the region's canary.
     pub terminate: BTreeMap<Region, Result<(), CloudError>>,
-    /// [`Cloud::prove_schedules`](crate::cloud::Cloud::prove_schedules).
-    pub schedules: BTreeMap<Region, Result<String, CloudError>>,
+    /// What schedules are made with, and [`Cloud::prove_schedules`](crate::cloud::Cloud::prove_schedules) of it.
+    pub schedules: BTreeMap<Region, (ScheduleSetup, Result<String, CloudError>)>,
     pub hosts: BTreeMap<HostId, HostFacts>,
     /// Instances of this installation that are not terminated, canaries not counted.
     pub alive: Result<u32, CloudError>,
-    /// Every meter of this installation, from the store.
-    pub meters: Vec<Meter>,
-    /// [`Patience::least_life_ms`](crate::launch::Patience::least_life_ms).
-    pub least_life_ms: u64,
+    /// From the store.
+    pub books: Books,
 }
 
 #[derive(Clone, Debug)]
@@ -118,7 +144,9 @@ pub struct HostFacts {
     pub hour: Result<Quoted<UsdMicros>, CloudError>,
     pub gib_month: Result<Quoted<UsdMicros>, CloudError>,
     pub quota: Result<Quoted<Quota>, CloudError>,
-    /// [`Cloud::would_run`](crate::cloud::Cloud::would_run) for each placement.
+    /// What is to be launched, as it was tried.
+    pub recipe: Result<Recipe, CloudError>,
+    /// [`Cloud::would_run`](crate::cloud::Cloud::would_run) of it in each placement.
     pub launches: Vec<(Placement, Result<(), CloudError>)>,
 }
 
@@ -128,32 +156,72 @@ pub struct Table {
     pub rows: Vec<Row>,
 }
 
-/// That every gate of a campaign was passed. Nothing is launched without it; only [`judge`] makes one.
+/// That every gate of an ask was passed, and for what. Nothing is launched without it; only [`judge`] makes one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clearance {
+    /// When it was given, by AWS's clock.
+    at: Micros,
+    installation: InstallationId,
     campaign: Campaign,
-    hosts: Vec<HostId>,
+    caps: Caps,
+    limits: Limits,
+    hosts: Vec<Cleared>,
 }
 
-impl Clearance {
-    pub fn clears(&self, host: &OwnedHost) -> bool {
-        self.campaign == *host.campaign() && self.hosts.contains(host.host())
-    }
+/// One host of a clearance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Cleared {
+    host: HostId,
+    recipe: Recipe,
+    setup: ScheduleSetup,
+    rates: Rates,
 }
 
 /// All rows, and the clearance if none of them refuses.
-pub fn judge(ask: &Ask, facts: &Facts) -> (Table, Option<Clearance>) {
-    let mut rows = rows::all(ask, facts);
-    rows.sort_by_key(|r| r.gate);
-    let passed = !rows.is_empty() && rows.iter().all(|r| r.passed);
-    let clearance = passed.then(|| Clearance {
-        campaign: ask.campaign.clone(),
-        hosts: ask.hosts.iter().map(|h| h.host.clone()).collect(),
-    });
-    (Table { rows }, clearance)
+pub fn judge(ask: &Ask, limits: &Limits, facts: &Facts) -> (Table, Option<Clearance>) {
+    let (rows, clearance) = rows::all(ask, limits, facts);
+    let table = Table::new(rows);
+    let clearance = clearance.filter(|_| table.passed());
+    (table, clearance)
+}
+
+impl Clearance {
+    /// Who is to have a launch.
+    pub fn hosts(&self) -> impl Iterator<Item = (&HostId, &Recipe)> {
+        self.hosts.iter().map(|h| (&h.host, &h.recipe))
+    }
+    pub fn campaign(&self) -> &Campaign {
+        &self.campaign
+    }
+    /// To be stored with the campaign, if it is not stored yet.
+    pub fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    /// Judged again, within the transaction that stores what comes of it: campaign, caps and launches, whose meters run from
+    /// `now` on. `books` are read in the same transaction, `now` is AWS's time.
+    pub fn confirm(&self, books: &Books, now: Micros) -> Result<Vec<Launch>, Table> {
+        let table = Table::new(rows::again(self, books, now));
+        if !table.passed() {
+            return Err(table);
+        }
+        let begin = |h: &Cleared| {
+            let host = OwnedHost::first(self.installation, h.host.clone(), self.campaign.clone());
+            Launch::begin(host, h.recipe.clone(), h.setup.clone(), h.rates.clone(), now)
+        };
+        Ok(self.hosts.iter().map(begin).collect())
+    }
 }
 
 impl Table {
+    fn new(mut rows: Vec<Row>) -> Self {
+        rows.sort_by_key(|r| r.gate);
+        Self { rows }
+    }
+    /// A table without rows shows nothing, and passes nothing.
+    pub fn passed(&self) -> bool {
+        !self.rows.is_empty() && self.rows.iter().all(|r| r.passed)
+    }
     pub fn refusals(&self) -> impl Iterator<Item = &Row> {
         self.rows.iter().filter(|r| !r.passed)
     }

@@ -6,12 +6,14 @@
 
 pub mod alarm;
 pub mod ask;
+pub mod books;
 pub mod cloud;
 pub mod deadline;
 pub mod failure;
 pub mod gates;
 pub mod host;
 pub mod launch;
+pub mod limits;
 pub mod money;
 pub mod reap;
 pub mod receipt;

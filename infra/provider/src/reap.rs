@@ -19,7 +19,8 @@ use crate::{
     host::{KillId, OwnedInstance},
     launch::Why,
     receipt::Receipt,
-    spend::Rates,
+    spend::{Meter, Rates, Until},
+    sweep::Scope,
     token::ClientToken,
     words::{CampaignId, VolumeId},
 };
@@ -45,6 +46,19 @@ pub struct Account {
     pub rates: Rates,
     /// When its launch was intended.
     pub from: Micros,
+}
+
+impl Account {
+    pub(crate) fn meter(&self, until: Until) -> Meter {
+        Meter {
+            host: self.host.clone(),
+            campaign: self.campaign.clone(),
+            experiment: self.experiment,
+            rates: self.rates.clone(),
+            from: self.from,
+            until,
+        }
+    }
 }
 
 /// A reap as it is stored, keyed by its instance.
@@ -130,6 +144,11 @@ impl Reap {
     }
     pub fn is_terminated(&self) -> bool {
         self.terminated.is_some()
+    }
+    /// What it costs: until it was first seen going, or until a person closed it.
+    pub fn meter(&self) -> Meter {
+        let ended = self.receipt().map(|r| r.charged_until).or(self.going);
+        self.account.meter(ended.map_or(Until::Deadline(self.instance.deadline()), Until::Ended))
     }
 
     /// What comes next. `now` is AWS's time wherever it is to be had, since the receipt says when.
@@ -313,21 +332,24 @@ impl Decision {
 }
 
 /// Instances of this installation, alive, that no launch and no reap knows: a call that was answered after nobody waited
-/// for it any more, or a store that was lost. They are the reaper's.
+/// for it any more, or a store that was lost. They are the reaper's. Canaries, which nobody launched, are none.
 ///
-/// `tokens` are the current tokens of all launches that are not closed, known instance or not; both sets are read from the
-/// store *after* the listing, so that whatever was intended before it is in there.
+/// `shown` is [`Cloud::owned`](crate::cloud::Cloud::owned). `tokens` are the current tokens of all launches that are not
+/// closed, known instance or not; both sets are read from the store *after* the listing, so that whatever was intended before
+/// it is in there.
 pub fn strays(
-    owned: &[OwnedInstance],
+    scope: &Scope,
+    shown: &[Instance],
     tokens: &BTreeSet<ClientToken>,
     reaps: &BTreeSet<OwnedInstance>,
 ) -> Vec<(OwnedInstance, Alarm)> {
-    let known = |o: &&OwnedInstance| o.token().is_some_and(|t| tokens.contains(&t)) || reaps.contains(o);
-    let unknown = owned.iter().filter(|o| !known(o));
-    unknown
+    let known = |o: &OwnedInstance| o.token().is_some_and(|t| tokens.contains(&t)) || reaps.contains(o);
+    let alive = shown.iter().filter(|i| !i.state.is_going());
+    let strays = alive.filter_map(|i| scope.ours(i).filter(|o| !scope.is_canary(i, o) && !known(o)));
+    strays
         .map(|o| {
             let text = format!("{o} is ours and no launch knows of it; it is ended");
-            (o.clone(), Alarm::new(AlarmKind::Stray, text))
+            (o, Alarm::new(AlarmKind::Stray, text))
         })
         .collect()
 }

@@ -1,6 +1,4 @@
-//! What paid hosts cost: worst case, so far, by day; and what the caps say of it.
-
-use std::collections::{BTreeMap, BTreeSet};
+//! What paid hosts cost: worst case, so far, by day; and the caps on it.
 
 use drums_common::{
     clock::Micros,
@@ -73,39 +71,41 @@ impl Meter {
 
     /// So far; a host that outlives its deadline goes on costing.
     pub fn so_far(&self, now: Micros) -> UsdMicros {
-        let end = match self.until {
-            Until::Ended(at) => at,
-            Until::Deadline(_) => now,
-        };
-        self.rates.cost(end.ms_since(self.from))
+        self.cost_by(now, now)
     }
 
     /// In the end, if nothing ends it before it must.
     pub fn worst_case(&self, now: Micros) -> UsdMicros {
+        self.rates.cost(self.last(now).ms_since(self.from))
+    }
+
+    /// By then, which may be to come; but for no longer than it can be alive.
+    pub fn cost_by(&self, at: Micros, now: Micros) -> UsdMicros {
+        self.rates.cost(at.min(self.last(now)).ms_since(self.from))
+    }
+
+    /// The last moment at which it can be charged.
+    pub fn last(&self, now: Micros) -> Micros {
         match self.until {
-            Until::Ended(_) => self.so_far(now),
-            Until::Deadline(deadline) => self.rates.worst_case(self.from, deadline.max(now)),
+            Until::Ended(at) => at,
+            Until::Deadline(deadline) => deadline.max(now).plus_ms(KILL_BOUND_MS),
         }
     }
 
-    /// Worst case by UTC day (days since 1970).
-    fn by_day(&self, now: Micros) -> BTreeMap<i64, UsdMicros> {
-        let end = match self.until {
-            Until::Ended(at) => at,
-            Until::Deadline(deadline) => deadline.max(now).plus_ms(KILL_BOUND_MS),
-        };
-        let mut days = BTreeMap::new();
-        let mut from = self.from;
-        loop {
-            let day = from.0.div_euclid(DAY_US);
-            let next = Micros(day.saturating_add(1).saturating_mul(DAY_US));
-            days.insert(day, self.rates.cost(end.min(next).ms_since(from)));
-            if next >= end {
-                return days;
-            }
-            from = next;
-        }
+    /// The part of [`Self::cost_by`] that is of one UTC day (days since 1970).
+    pub fn cost_in_day(&self, day: i64, at: Micros, now: Micros) -> UsdMicros {
+        let begins = |day: i64| Micros(day.saturating_mul(DAY_US));
+        let (midnight, next) = (begins(day), begins(day.saturating_add(1)));
+        let (from, to) = (self.from.max(midnight), at.min(self.last(now)).min(next));
+        // Even one that ended at once costs its least, on the day on which it began.
+        let none = self.from >= next || to < from || (to == from && self.from < midnight);
+        if none { UsdMicros(0) } else { self.rates.cost(to.ms_since(from)) }
     }
+}
+
+/// Days since 1970, in UTC.
+pub fn day_of(at: Micros) -> i64 {
+    at.0.div_euclid(DAY_US)
 }
 
 /// Caps that must not be passed. There is no way to say "unlimited".
@@ -148,6 +148,9 @@ impl Caps {
     pub fn day(&self) -> UsdMicros {
         self.day
     }
+    pub fn drain_ms(&self) -> u64 {
+        self.drain_ms
+    }
 }
 
 impl TryFrom<RawCaps> for Caps {
@@ -155,74 +158,6 @@ impl TryFrom<RawCaps> for Caps {
     fn try_from(raw: RawCaps) -> Result<Self, ZeroCap> {
         Self::new(raw.run, raw.day, raw.drain_ms)
     }
-}
-
-/// What a cap demands of a campaign.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Demand {
-    /// No new blocks; finish, upload, end.
-    Stop,
-    /// Now.
-    Terminate,
-}
-
-/// Campaigns with running hosts that a cap demands something of. Each demand comes so early that what it leads to still
-/// fits under the cap: a terminate is asked for while the kill bound is still paid for.
-pub fn demands(
-    caps: &BTreeMap<CampaignId, Caps>,
-    meters: &[Meter],
-    now: Micros,
-) -> BTreeMap<CampaignId, (Demand, String)> {
-    let running: BTreeSet<&CampaignId> = meters.iter().filter(|m| m.is_running()).map(|m| &m.campaign).collect();
-    let today = now.0.div_euclid(DAY_US);
-    let midnight = Micros(today.saturating_mul(DAY_US));
-    let of_today = |m: &Meter, at: Micros| {
-        let end = if let Until::Ended(end) = m.until { end.min(at) } else { at };
-        if end <= midnight { UsdMicros(0) } else { m.rates.cost(end.ms_since(m.from.max(midnight))) }
-    };
-    let mut found = BTreeMap::new();
-    for campaign in running {
-        let Some(caps) = caps.get(campaign) else {
-            found.insert(
-                campaign.clone(),
-                (Demand::Terminate, "it has no cap on record, so none of it is allowed".into()),
-            );
-            continue;
-        };
-        let demand = |cost: &dyn Fn(Micros) -> UsdMicros, cap: UsdMicros, what: &str| {
-            let so_far = cost(now);
-            let reaches = |ms: u64| cost(now.plus_ms(ms)) >= cap;
-            let demand = if reaches(KILL_BOUND_MS) {
-                Demand::Terminate
-            } else if reaches(KILL_BOUND_MS + caps.drain_ms) {
-                Demand::Stop
-            } else {
-                return None;
-            };
-            Some((demand, format!("{what}: {so_far} spent of {cap}")))
-        };
-        let own = |at| meters.iter().filter(|m| m.campaign == *campaign).map(|m| m.so_far(at)).sum();
-        let all = |at| meters.iter().map(|m| of_today(m, at)).sum();
-        let both = [demand(&own, caps.run, "cap of the run"), demand(&all, caps.day, "cap of the day")];
-        if let Some(worst) = both.into_iter().flatten().max() {
-            found.insert(campaign.clone(), worst);
-        }
-    }
-    found
-}
-
-/// The dearest day of what runs and of what is to be launched, worst case, and its cost; days before today are paid.
-pub fn dearest_day(meters: &[Meter], now: Micros) -> (i64, UsdMicros) {
-    let today = now.0.div_euclid(DAY_US);
-    let mut days: BTreeMap<i64, UsdMicros> = BTreeMap::from([(today, UsdMicros(0))]);
-    for (day, cost) in meters.iter().flat_map(|m| m.by_day(now)) {
-        if day >= today {
-            let sum = days.entry(day).or_default();
-            *sum = sum.plus(cost);
-        }
-    }
-    days.into_iter().max_by_key(|(day, cost)| (*cost, -day)).unwrap_or((today, UsdMicros(0)))
 }
 
 #[cfg(test)]
@@ -244,11 +179,6 @@ mod tests {
         Meter { host: "h1".parse().unwrap(), campaign, experiment: None, rates: rates(400_000), from, until }
     }
 
-    fn caps(run: u64, day: u64) -> BTreeMap<CampaignId, Caps> {
-        let caps = Caps::new(UsdMicros(run), UsdMicros(day), 15 * 60_000).unwrap();
-        BTreeMap::from([("c1".parse().unwrap(), caps), ("c2".parse().unwrap(), caps)])
-    }
-
     #[test]
     fn an_hour_costs_what_the_price_says_and_the_volumes_part() {
         // 30 GiB for an hour of 730: 30 * 95,200 / 730 = 3,912.3, rounded up.
@@ -256,42 +186,6 @@ mod tests {
         assert_eq!(rates(400_000).cost(1), rates(400_000).cost(60_000), "a minute is the least");
         let an_hour = NOON.plus_ms(HOUR_MS);
         assert_eq!(rates(400_000).worst_case(NOON, an_hour), rates(400_000).cost(HOUR_MS + KILL_BOUND_MS));
-    }
-
-    #[test]
-    fn a_cap_stops_and_then_terminates_and_is_not_passed() {
-        let meters = [meter("c1", NOON, Until::Deadline(NOON.plus_ms(10 * HOUR_MS)))];
-        let caps = caps(403_913, 100_000_000);
-        let at = |minutes: u64| {
-            demands(&caps, &meters, NOON.plus_ms(minutes * 60_000)).get(&"c1".parse().unwrap()).map(|d| d.0)
-        };
-        assert_eq!(at(39), None);
-        assert_eq!(at(40), Some(Demand::Stop));
-        assert_eq!(at(54), Some(Demand::Stop));
-        assert_eq!(at(55), Some(Demand::Terminate));
-        assert_eq!(meters[0].so_far(NOON.plus_ms(55 * 60_000 + KILL_BOUND_MS)), UsdMicros(403_913));
-    }
-
-    #[test]
-    fn the_days_cap_counts_every_campaign_and_only_today() {
-        let yesterday = meter("c2", Micros(NOON.0 - DAY_US), Until::Ended(Micros(NOON.0 - DAY_US).plus_ms(HOUR_MS)));
-        let today = meter("c1", NOON, Until::Deadline(NOON.plus_ms(10 * HOUR_MS)));
-        let later = NOON.plus_ms(HOUR_MS);
-        let found = |meters: &[Meter], day| demands(&caps(100_000_000, day), meters, later).len();
-        assert_eq!(found(&[yesterday.clone(), today.clone()], 1_000_000), 0);
-        let other = meter("c2", NOON, Until::Deadline(NOON.plus_ms(10 * HOUR_MS)));
-        assert_eq!(found(&[yesterday, today.clone(), other.clone()], 800_000), 2, "both are told");
-        assert_eq!(demands(&BTreeMap::new(), &[today], later).len(), 1, "a campaign without a cap is not unlimited");
-        assert_eq!(demands(&caps(1, 1), &[Meter { until: Until::Ended(NOON), ..other }], later).len(), 0);
-    }
-
-    #[test]
-    fn a_launch_over_midnight_counts_for_both_days() {
-        let from = Micros(20_001 * DAY_US - 3_600_000_000);
-        let over = meter("c1", from, Until::Deadline(from.plus_ms(10 * HOUR_MS)));
-        let (day, cost) = dearest_day(std::slice::from_ref(&over), from);
-        assert_eq!((day, cost), (20_001, rates(400_000).cost(9 * HOUR_MS + KILL_BOUND_MS)));
-        assert_eq!(dearest_day(&[], from), (20_000, UsdMicros(0)));
     }
 
     #[test]
@@ -313,8 +207,8 @@ mod tests {
             let m = Meter { rates: rates(hour), ..meter("c1", NOON, Until::Deadline(NOON.plus_ms(life_ms))) };
             prop_assert!(m.so_far(NOON.plus_ms(a)) <= m.so_far(NOON.plus_ms(b)));
             prop_assert!(m.so_far(NOON.plus_ms(b)) <= m.worst_case(NOON.plus_ms(b)));
-            let days: UsdMicros = m.by_day(NOON).into_values().sum();
-            prop_assert!(days >= m.worst_case(NOON), "days round up, never down");
+            let days = (day_of(NOON)..=day_of(m.last(NOON))).map(|day| m.cost_in_day(day, Micros(i64::MAX), NOON));
+            prop_assert!(days.sum::<UsdMicros>() >= m.worst_case(NOON), "days round up, never down");
         }
     }
 }

@@ -87,6 +87,25 @@ impl Scope {
         }
         Ok(Self { installation, regions, canaries, mode, longest_life_ms })
     }
+
+    /// The instance as ours, if it is.
+    pub fn ours(&self, seen: &Instance) -> Option<OwnedInstance> {
+        match OwnedInstance::read(self.installation, seen, self.longest_life_ms) {
+            Belongs::Ours(ours) => Some(ours),
+            Belongs::Theirs | Belongs::Foreign => None,
+        }
+    }
+
+    /// Whether it is spared as a canary: one that was named, or one that nobody named while it is stopped and costs nothing
+    /// but its volume. A host cannot be made one by a tag: it has a token.
+    pub fn is_canary(&self, seen: &Instance, ours: &OwnedInstance) -> bool {
+        let bears_it = ours.token().is_none() && seen.tags.get(tags::ROLE).is_some_and(|r| r == tags::CANARY);
+        bears_it && (self.names(seen) || seen.state == InstanceState::Stopped)
+    }
+
+    fn names(&self, seen: &Instance) -> bool {
+        self.canaries.contains(&Canary { region: seen.region.clone(), instance: seen.id.clone() })
+    }
 }
 
 /// What was looked at.
@@ -244,20 +263,14 @@ impl Sweep {
             }
             Belongs::Ours(ours) => ours,
         };
-        // A host cannot be made a canary by a tag: it has a token.
-        let canary = ours.token().is_none() && seen.tags.get(tags::ROLE).is_some_and(|r| r == tags::CANARY);
-        if canary && seen.state != InstanceState::Terminated {
-            let named = Canary { region: seen.region.clone(), instance: seen.id.clone() };
-            if scope.canaries.contains(&named) {
-                self.canaries.insert(named);
+        if seen.state != InstanceState::Terminated && scope.is_canary(seen, &ours) {
+            if scope.names(seen) {
+                self.canaries.insert(Canary { region: seen.region.clone(), instance: seen.id.clone() });
                 return self.spare(seen, Spare::Canary);
             }
-            if seen.state == InstanceState::Stopped {
-                let text =
-                    format!("{} in {} looks like a canary; name it to the sweep, or end it", seen.id, seen.region);
-                self.alarm(AlarmKind::CanaryUnknown, text);
-                return self.spare(seen, Spare::UnknownCanary);
-            }
+            let text = format!("{} in {} looks like a canary; name it to the sweep, or end it", seen.id, seen.region);
+            self.alarm(AlarmKind::CanaryUnknown, text);
+            return self.spare(seen, Spare::UnknownCanary);
         }
         self.judge_ours(scope, seen, ours);
     }

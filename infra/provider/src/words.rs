@@ -80,6 +80,11 @@ cloud_id!(
     /// A security group.
     SecurityGroupId, "a security group id", |s| numbered(s, "sg-"), "sg- and hexadecimal digits");
 cloud_id!(
+    /// An instance profile of IAM, by its name.
+    InstanceProfile, "an instance profile",
+    |s| (1..=128).contains(&s.len()) && s.bytes().all(|b| b.is_ascii_alphanumeric() || b"+=,.@-_".contains(&b)),
+    "a name of 1 to 128 letters, digits and +=,.@-_, as in drums-host-0a1b2c3d");
+cloud_id!(
     /// A region, as `eu-central-1`.
     Region, "a region",
     |s| plain(s, 32, b"-") && s.contains('-') && s.ends_with(|c: char| c.is_ascii_digit()),

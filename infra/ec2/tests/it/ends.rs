@@ -6,11 +6,11 @@ use drums_provider::{
 };
 use serde_json::json;
 
-use crate::peer::{HOUR_MS, OURS, Peer, region, sdk};
+use crate::peer::{HOUR_MS, OURS, Peer, region, run, sdk};
 
 async fn host(peer: &Peer, cloud: &Ec2, number: u32) -> KillId {
     let order = peer.order(&region(), OURS, number, HOUR_MS as i64).await;
-    let made = cloud.run(&order).await.unwrap();
+    let made = run(cloud, &order).await.unwrap();
     order.host.claim(&made).unwrap().kill_id()
 }
 
@@ -46,7 +46,7 @@ async fn protection_that_somebody_switched_on_is_told_and_switched_off() {
     let cloud = peer.ec2("A").await;
     let kill = host(&peer, &cloud, 1).await;
     sdk::protect(&peer, &region(), kill.instance().as_str()).await;
-    assert!(cloud.inspect(&region(), kill.instance()).await.unwrap().attributes.unwrap().protected);
+    assert!(cloud.inspect(&region(), kill.instance()).await.unwrap().attributes.unwrap().unwrap().protected);
     let refused = cloud.terminate(&kill).await.unwrap_err();
     assert_eq!(refused.kind, FailureKind::Protected, "{refused}");
     cloud.unprotect(&kill).await.unwrap();
@@ -59,7 +59,7 @@ async fn volumes_are_gone_with_their_host() {
     let peer = Peer::start();
     let cloud = peer.ec2("A").await;
     let order = peer.order(&region(), OURS, 1, HOUR_MS as i64).await;
-    let made = cloud.run(&order).await.unwrap();
+    let made = run(&cloud, &order).await.unwrap();
     assert_eq!(cloud.volumes(&region(), &order.token()).await.unwrap().len(), 1);
     cloud.terminate(&order.host.claim(&made).unwrap().kill_id()).await.unwrap();
     assert_eq!(cloud.volumes(&region(), &order.token()).await.unwrap(), []);

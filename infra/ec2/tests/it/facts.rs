@@ -5,7 +5,7 @@ use drums_provider::{
 };
 use serde_json::json;
 
-use crate::peer::{HOUR_MS, OURS, Peer, START, elsewhere, region};
+use crate::peer::{HOUR_MS, OURS, Peer, START, elsewhere, region, run};
 
 #[tokio::test]
 async fn what_must_be_known_before_a_launch_is_asked_of_aws() {
@@ -76,9 +76,9 @@ async fn a_quota_counts_what_runs() {
     let at = region();
     let quota = |market| cloud.vcpus(&at, &kind, market);
     assert_eq!(quota(Market::OnDemand).await.unwrap().value, Quota { limit: 64, used: 0 });
-    let made = cloud.run(&peer.order(&region(), OURS, 1, HOUR_MS as i64).await).await.unwrap();
+    let made = run(&cloud, &peer.order(&region(), OURS, 1, HOUR_MS as i64).await).await.unwrap();
     let order = peer.order(&region(), OURS, 2, HOUR_MS as i64).await;
-    let other = cloud.run(&order).await.unwrap();
+    let other = run(&cloud, &order).await.unwrap();
     assert_ne!(made.id, other.id);
     assert_eq!(quota(Market::OnDemand).await.unwrap().value, Quota { limit: 64, used: 4 });
     assert_eq!(quota(Market::Spot).await.unwrap().value, Quota { limit: 32, used: 0 });

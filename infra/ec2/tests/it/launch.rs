@@ -5,7 +5,7 @@ use drums_provider::{
 };
 use serde_json::json;
 
-use crate::peer::{HOUR_MS, OURS, Peer, region};
+use crate::peer::{HOUR_MS, OURS, Peer, region, run, user_data};
 
 const LIFE_MS: i64 = HOUR_MS as i64;
 
@@ -14,7 +14,7 @@ async fn one_call_launches_a_host_with_everything() {
     let peer = Peer::start();
     let cloud = peer.ec2("A").await;
     let order = peer.order(&region(), OURS, 1, LIFE_MS).await;
-    let made = cloud.run(&order).await.unwrap();
+    let made = run(&cloud, &order).await.unwrap();
     let changes: Vec<_> = peer.get("journal").as_array().unwrap().iter().map(|e| e["action"].clone()).collect();
     let changes: Vec<_> = changes.iter().filter(|a| !a.as_str().unwrap().starts_with(['D', 'G'])).collect();
     assert_eq!(changes, ["RunInstances"], "all of it in this one call");
@@ -26,14 +26,14 @@ async fn one_call_launches_a_host_with_everything() {
     assert_eq!(seen["shutdown_behavior"], "terminate");
     assert_eq!(seen["http_tokens"], "required");
     assert_eq!(seen["cpu_options"]["NestedVirtualization"], "enabled");
-    assert_eq!(seen["user_data"], order.recipe.user_data.0);
+    assert_eq!(seen["user_data"], user_data(&order).0);
     assert_eq!(seen["protected"], false);
     let volumes: Vec<_> = seen["volumes"].as_object().unwrap().values().collect();
     assert_eq!(volumes, [true], "its volume goes with it");
 
     // And read back.
     let back = cloud.inspect(&region(), &made.id).await.unwrap();
-    assert_eq!(back.attributes, Some(Attributes { terminate_on_shutdown: true, protected: false }));
+    assert_eq!(back.attributes, Some(Ok(Attributes::MORTAL)));
     assert_eq!((back.nested, back.imds_v2), (Some(true), Some(true)));
     assert_eq!(back.tags, order.tags());
     assert_eq!(back.token, Some(order.token().to_string()));
@@ -43,6 +43,7 @@ async fn one_call_launches_a_host_with_everything() {
     assert_eq!(back.kind.as_ref(), Some(&order.recipe.kind));
     assert_eq!(back.image.as_ref(), Some(&order.recipe.image));
     assert_eq!(back.security_groups, order.recipe.security_groups);
+    assert_eq!(back.profile.as_ref(), Some(&order.recipe.profile));
     let volumes: Vec<_> = back.volumes.iter().map(|v| (v.id.clone(), v.delete_on_termination)).collect();
     assert_eq!(volumes.len(), 1);
     assert!(volumes[0].1);
@@ -65,16 +66,16 @@ async fn a_lost_reply_and_a_retry_give_one_instance() {
     for (number, (how, fault)) in (1..).zip(lost) {
         let order = peer.order(&region(), OURS, number, LIFE_MS).await;
         peer.fault(&fault);
-        let failed = cloud.run(&order).await.unwrap_err();
+        let failed = run(&cloud, &order).await.unwrap_err();
         assert_eq!(failed.kind, FailureKind::Unknown, "{how}: {failed}");
-        let again = cloud.run(&order).await.unwrap();
+        let again = run(&cloud, &order).await.unwrap();
         let found = cloud.by_token(&region(), &order.token()).await.unwrap();
         assert_eq!(found.iter().map(|i| &i.id).collect::<Vec<_>>(), [&again.id], "{how}");
     }
     // And a packet that arrives twice.
     let order = peer.order(&region(), OURS, 9, LIFE_MS).await;
     peer.fault(&json!({ "action": "RunInstances", "twice": true }));
-    let made = cloud.run(&order).await.unwrap();
+    let made = run(&cloud, &order).await.unwrap();
     assert_eq!(cloud.by_token(&region(), &order.token()).await.unwrap(), [made]);
     assert_eq!(peer.instances().len(), 4);
 }
@@ -84,9 +85,9 @@ async fn another_order_under_the_same_token_launches_nothing() {
     let peer = Peer::start();
     let cloud = peer.ec2("A").await;
     let mut order = peer.order(&region(), OURS, 1, LIFE_MS).await;
-    cloud.run(&order).await.unwrap();
+    run(&cloud, &order).await.unwrap();
     order.recipe.volume_gib += 1;
-    let refused = cloud.run(&order).await.unwrap_err();
+    let refused = run(&cloud, &order).await.unwrap_err();
     assert_eq!(refused.kind, FailureKind::TokenReused, "{refused}");
     assert_eq!(peer.instances().len(), 1);
 }
@@ -100,12 +101,12 @@ async fn where_there_is_no_capacity_the_next_subnet_takes_the_same_token() {
     let place = json!({ "SubnetId": full.subnet.as_str() });
     for code in ["InsufficientInstanceCapacity", "InsufficientFreeAddressesInSubnet"] {
         peer.fault(&json!({ "action": "RunInstances", "where": place, "code": code, "status": 500 }));
-        let failed = cloud.run(&order).await.unwrap_err();
+        let failed = run(&cloud, &order).await.unwrap_err();
         assert_eq!((failed.kind, failed.code.as_str()), (FailureKind::Capacity, code));
     }
     assert_eq!(peer.calls("RunInstances").len(), 2, "each was one attempt: the SDK would repeat a 500 by itself");
     order.placement = next.clone();
-    let made = cloud.run(&order).await.unwrap();
+    let made = run(&cloud, &order).await.unwrap();
     assert_eq!((made.subnet, made.zone), (Some(next.subnet), Some(next.zone)));
     assert_eq!(peer.instances().len(), 1);
 }
@@ -137,11 +138,11 @@ async fn a_dry_run_makes_nothing_and_says_what_would_be_refused() {
             let refused = cloud.would_run(&order).await.unwrap_err();
             assert_eq!(refused.kind, kind, "{what}: {refused}");
         }
-        let refused = cloud.run(&order).await.unwrap_err();
+        let refused = run(&cloud, &order).await.unwrap_err();
         assert_eq!(refused.kind, kind, "{what}: {refused}");
     }
     assert_eq!(peer.instances().len(), 0);
-    assert!(cloud.run(&with(&|r| (r.market, r.nested) = (Market::Spot, false))).await.is_ok(), "spot without it");
+    assert!(run(&cloud, &with(&|r| (r.market, r.nested) = (Market::Spot, false))).await.is_ok(), "spot without it");
 }
 
 #[tokio::test]
@@ -153,7 +154,7 @@ async fn each_call_is_one_attempt_and_throttling_is_told() {
     let setup = crate::peer::setup();
     let name = drums_provider::cloud::ScheduleName::of(&order.token());
     let failed = [
-        cloud.run(&order).await.unwrap_err(),
+        run(&cloud, &order).await.unwrap_err(),
         cloud.by_token(&region(), &order.token()).await.unwrap_err(),
         cloud.schedule(&region(), &name, &setup).await.unwrap_err(),
         cloud.hour_price(&region(), &order.recipe.kind).await.unwrap_err(),

@@ -8,7 +8,7 @@ use drums_provider::{
 };
 use serde_json::json;
 
-use crate::peer::{HOUR_MS, OURS, Peer, THEIRS, another, elsewhere, region, sdk};
+use crate::peer::{HOUR_MS, OURS, Peer, THEIRS, another, elsewhere, region, run, sdk};
 
 /// More than one page of moto's, which are of a hundred launches.
 const MANY: u32 = 105;
@@ -23,12 +23,12 @@ async fn a_sweep_goes_over_pages_and_regions_and_spares_whom_it_must() {
     let image = template.recipe.image.as_str();
     let mut overdue = BTreeSet::new();
     for number in 1..=MANY {
-        overdue.insert(admin.run(&another(&template, number)).await.unwrap().id.to_string());
+        overdue.insert(run(&admin, &another(&template, number)).await.unwrap().id.to_string());
     }
-    let far = admin.run(&peer.order(&elsewhere(), OURS, 500, 1_000).await).await.unwrap();
+    let far = run(&admin, &peer.order(&elsewhere(), OURS, 500, 1_000).await).await.unwrap();
     overdue.insert(far.id.to_string());
-    let early = admin.run(&peer.order(&region(), OURS, 501, HOUR_MS as i64).await).await.unwrap().id.to_string();
-    let theirs = admin.run(&peer.order(&region(), THEIRS, 502, 1_000).await).await.unwrap().id.to_string();
+    let early = run(&admin, &peer.order(&region(), OURS, 501, HOUR_MS as i64).await).await.unwrap().id.to_string();
+    let theirs = run(&admin, &peer.order(&region(), THEIRS, 502, 1_000).await).await.unwrap().id.to_string();
     let installation = OURS.to_string();
     let canary_tags = [(tags::INSTALLATION, installation.as_str()), (tags::ROLE, tags::CANARY)];
     let sdk = sdk::ec2(&peer, &region()).await;
@@ -82,7 +82,7 @@ async fn what_is_owned_is_found_by_its_token_when_its_tags_are_gone() {
     let peer = Peer::start();
     let cloud = peer.ec2("A").await;
     let order = peer.order(&region(), OURS, 1, HOUR_MS as i64).await;
-    let made = cloud.run(&order).await.unwrap();
+    let made = run(&cloud, &order).await.unwrap();
     let all = order.tags().into_keys().map(|k| aws_sdk_ec2::types::Tag::builder().key(k).build()).collect();
     let request = sdk::ec2(&peer, &region()).await.delete_tags().resources(made.id.as_str()).set_tags(Some(all));
     request.send().await.unwrap();

@@ -14,10 +14,13 @@ use drums_common::{
 };
 use drums_ec2::{Ec2, Keys, Settings, user_data::Guest};
 use drums_provider::{
-    cloud::{Cloud as _, ImageSource, LaunchOrder, Market, Placement, Recipe, ScheduleSetup, VolumeKind},
+    cloud::{
+        Cloud as _, ImageSource, Instance, LaunchOrder, Market, Placement, Recipe, ScheduleSetup, UserData, VolumeKind,
+    },
     deadline::Campaign,
+    failure::CloudError,
     host::OwnedHost,
-    words::Region,
+    words::{InstanceProfile, Region},
 };
 use serde_json::{Value, json};
 
@@ -58,7 +61,11 @@ impl Peer {
         let said: Value = serde_json::from_str(&line).expect("one line of JSON");
         let endpoint = said["endpoint"].as_str().expect("its endpoint");
         let address = endpoint.strip_prefix("http://").and_then(|a| a.parse().ok()).expect("an address on loopback");
-        Self { child, address }
+        let peer = Self { child, address };
+        for installation in [OURS, THEIRS] {
+            peer.post("role", &json!({ "profile": profile(installation) }));
+        }
+        peer
     }
 
     fn ask(&self, method: &str, name: &str, body: &str) -> Value {
@@ -141,13 +148,6 @@ impl Peer {
         let deadline = Micros(self.now().0 + life_ms * 1_000);
         let campaign = Campaign::new("c1".parse().unwrap(), deadline, Some("EXP-028".parse().unwrap())).unwrap();
         let host: HostId = format!("h{number}").parse().unwrap();
-        let guest = Guest {
-            deadline,
-            lifetime_ms: u64::try_from(life_ms).unwrap_or(0).max(1_000),
-            agent_url: "https://bucket.example/agent?signed".to_owned(),
-            agent_sha256: "5".repeat(64),
-            token: "a-token".to_owned(),
-        };
         let placements = self.placements(at);
         LaunchOrder {
             host: OwnedHost::first(installation, host, campaign),
@@ -163,12 +163,33 @@ impl Peer {
                 nested: true,
                 prove_guest: false,
                 security_groups: vec![group],
-                instance_profile: None,
-                user_data: guest.user_data().unwrap(),
+                profile: profile(installation),
                 placements,
             },
+            due: Micros(deadline.0.div_euclid(1_000_000) * 1_000_000),
         }
     }
+}
+
+/// The one whose role and name the policies know.
+pub fn profile(installation: InstallationId) -> InstanceProfile {
+    format!("drums-host-{installation}").parse().unwrap()
+}
+
+/// What an order is called with.
+pub fn user_data(order: &LaunchOrder) -> UserData {
+    let guest = Guest {
+        deadline: order.due,
+        lifetime_ms: HOUR_MS,
+        agent_url: "https://bucket.example/agent?signed".to_owned(),
+        agent_sha256: "5".repeat(64),
+        token: "a-token".to_owned(),
+    };
+    guest.user_data().unwrap()
+}
+
+pub async fn run(cloud: &Ec2, order: &LaunchOrder) -> Result<Instance, CloudError> {
+    cloud.run(order, &user_data(order)).await
 }
 
 /// The same order for another host.

@@ -5,9 +5,9 @@ use drums_provider::{
     tags,
     words::InstanceId,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::peer::{HOUR_MS, OURS, Peer, THEIRS, region, sdk, setup};
+use crate::peer::{HOUR_MS, OURS, Peer, THEIRS, region, run, sdk, setup};
 
 const AMI: &str = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64";
 
@@ -19,14 +19,12 @@ async fn every_call_is_allowed_and_nothing_wider_is_granted() {
     peer.bind("COORDINATOR", "coordinator", OURS);
     peer.bind(&format!("drums-schedule-{OURS}"), "schedule", OURS);
     sdk::scheduler(&peer, &region()).await.create_schedule_group().name(setup().group).send().await.unwrap();
-    peer.post("role", &json!({ "profile": format!("drums-host-{OURS}") }));
     let cloud = peer.ec2("COORDINATOR").await;
 
     cloud.account().await.unwrap();
     cloud.regions().await.unwrap();
     let image = cloud.image(&region(), &ImageSource::Parameter(AMI.to_owned())).await.unwrap();
-    let mut order = peer.order(&region(), OURS, 1, HOUR_MS as i64).await;
-    order.recipe.instance_profile = Some(format!("drums-host-{OURS}"));
+    let order = peer.order(&region(), OURS, 1, HOUR_MS as i64).await;
     let kind = order.recipe.kind.clone();
     cloud.type_facts(&region(), &kind).await.unwrap();
     cloud.nested_types(&region()).await.unwrap();
@@ -36,7 +34,7 @@ async fn every_call_is_allowed_and_nothing_wider_is_granted() {
     cloud.vcpus(&region(), &kind, Market::OnDemand).await.unwrap();
     cloud.prove_schedules(&region(), &setup()).await.unwrap();
     cloud.would_run(&order).await.unwrap();
-    let made = cloud.run(&order).await.unwrap();
+    let made = run(&cloud, &order).await.unwrap();
     let owned = order.host.claim(&made).unwrap();
     cloud.by_token(&region(), &order.token()).await.unwrap();
     cloud.inspect(&region(), &made.id).await.unwrap();
@@ -72,12 +70,9 @@ async fn every_call_is_allowed_and_nothing_wider_is_granted() {
 
     // What a schedule ends: one by its tag, and one by its profile, whose tags are gone; and what it may not end, it tells.
     for (number, tagged) in [(2, true), (3, false)] {
-        let mut order = peer.order(&region(), OURS, number, HOUR_MS as i64).await;
-        order.recipe.instance_profile = Some(format!("drums-host-{OURS}"));
-        let id: InstanceId = if tagged {
-            sdk::plain(&ec2, image.id.as_str(), &by_hand).await.parse().unwrap()
-        } else {
-            let made = cloud.run(&order).await.unwrap();
+        let order = peer.order(&region(), OURS, number, HOUR_MS as i64).await;
+        let made = run(&cloud, &order).await.unwrap();
+        if !tagged {
             let tag = aws_sdk_ec2::types::Tag::builder().key(tags::INSTALLATION).build();
             ec2.delete_tags().resources(made.id.as_str()).tags(tag).send().await.unwrap();
             made.id
@@ -108,9 +103,9 @@ async fn nothing_of_another_installation_is_reached() {
     peer.bind("SWEEPER", "sweeper", THEIRS);
     let (admin, other) = (peer.ec2("TEST").await, peer.ec2("OTHER").await);
     let order = peer.order(&region(), OURS, 1, HOUR_MS as i64).await;
-    let launched = other.run(&order).await.unwrap_err();
+    let launched = run(&other, &order).await.unwrap_err();
     assert_eq!(launched.kind, FailureKind::Denied, "a host of ours launched by theirs: {launched}");
-    let made = admin.run(&order).await.unwrap();
+    let made = run(&admin, &order).await.unwrap();
     let kill = order.host.claim(&made).unwrap().kill_id();
     for cloud in [&other, &peer.ec2("SWEEPER").await] {
         assert_eq!(cloud.terminate(&kill).await.unwrap_err().kind, FailureKind::Denied);

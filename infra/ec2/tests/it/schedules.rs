@@ -4,7 +4,7 @@ use drums_provider::{
 };
 use serde_json::json;
 
-use crate::peer::{HOUR_MS, OURS, Peer, region, sdk, setup};
+use crate::peer::{HOUR_MS, OURS, Peer, region, run, sdk, setup};
 
 async fn with_group() -> Peer {
     let peer = Peer::start();
@@ -18,7 +18,7 @@ async fn with_group() -> Peer {
 async fn armed(peer: &Peer, number: u32, in_ms: u64) -> KillSchedule {
     let cloud = peer.ec2("A").await;
     let order = peer.order(&region(), OURS, number, HOUR_MS as i64).await;
-    let made = cloud.run(&order).await.unwrap();
+    let made = run(&cloud, &order).await.unwrap();
     let schedule = KillSchedule {
         name: ScheduleName::of(&order.token()),
         region: region(),

@@ -2,15 +2,18 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use drums_common::clock::Micros;
+use drums_common::{clock::Micros, ids::HostId};
 
-use super::{Facts, Gate, HostFacts, Row};
+use super::{Clearance, Cleared, Facts, Gate, HOLDS_MS, HostFacts, Row};
 use crate::{
     ask::{Ask, AskedHost},
+    books::Books,
     cloud::Market,
+    deadline::Campaign,
     failure::CloudError,
+    limits::Limits,
     money::{Quoted, Source, UsdMicros},
-    spend::{KILL_BOUND_MS, Meter, Rates, Until, dearest_day},
+    spend::{Caps, KILL_BOUND_MS, Meter, Rates, Until},
     tags,
     words::{Region, instant_text, read_instant},
 };
@@ -35,51 +38,156 @@ impl Rows {
     }
 }
 
-pub(super) fn all(ask: &Ask, facts: &Facts) -> Vec<Row> {
+/// All gates; and what is cleared, if they all pass.
+pub(super) fn all(ask: &Ask, limits: &Limits, facts: &Facts) -> (Vec<Row>, Option<Clearance>) {
     let mut rows = Rows(Vec::new());
     // AWS's clock, where it is known; where not, gate `account` refuses anyway.
     let now = facts.account.as_ref().map_or(facts.local, |a| a.clock);
     let campaign = ask.campaign.id();
-    rows.add(Gate::Account, campaign, account(facts));
+    rows.add(Gate::Account, campaign, account(limits, facts));
     rows.add(Gate::Clock, campaign, clock(facts));
-    rows.add(Gate::Deadline, campaign, deadline(ask, facts, now));
-    rows.add(Gate::Hosts, campaign, hosts(ask, facts));
     let regions: BTreeSet<&Region> = ask.hosts.iter().map(|h| &h.region).collect();
     for region in regions {
         rows.add(Gate::Terminate, region, called(facts.terminate.get(region), "permitted, by DryRun"));
         rows.add(Gate::Schedule, region, schedule(facts, region));
-        rows.add(Gate::Sweeper, region, sweeper(facts, region, now));
+        rows.add(Gate::Sweeper, region, sweeper(limits, facts, region, now));
     }
-    let mut launched = facts.meters.clone();
-    let mut all_priced = true;
+    let (mut cleared, mut priced) = (Vec::new(), Vec::new());
     for host in &ask.hosts {
         let Some(found) = facts.hosts.get(&host.host) else {
             rows.add(Gate::Type, &host.host, Err("nothing was found out about it".to_owned()));
-            all_priced = false;
             continue;
         };
         rows.add(Gate::Type, &host.host, kind(host, found));
         rows.add(Gate::Nested, &host.host, nested(host, found));
-        rows.add(Gate::Image, &host.host, image(found));
+        rows.add(Gate::Image, &host.host, image(host, found));
         rows.add(Gate::Quota, &host.host, quota(ask, facts, host, found, now));
         rows.add(Gate::Launch, &host.host, launch(host, found));
+        rows.add(Gate::Profile, &host.host, profile(host, found));
         let rates = rates(host, found, now);
         rows.add(Gate::Price, &host.host, rates.as_ref().map(said).map_err(Clone::clone));
-        match rates {
-            Ok(rates) => launched.push(Meter {
-                host: host.host.clone(),
-                campaign: campaign.clone(),
-                experiment: ask.campaign.experiment(),
-                rates,
-                from: now,
-                until: Until::Deadline(ask.campaign.deadline()),
-            }),
-            Err(_) => all_priced = false,
+        let Ok(rates) = rates else { continue };
+        if let (Ok(recipe), Some((setup, _))) = (&found.recipe, facts.schedules.get(&host.region)) {
+            let (recipe, setup, rates) = (recipe.clone(), setup.clone(), rates.clone());
+            cleared.push(Cleared { host: host.host.clone(), recipe, setup, rates });
         }
+        priced.push((&host.host, rates));
     }
-    rows.add(Gate::RunCap, campaign, run_cap(ask, &launched, all_priced, now));
-    rows.add(Gate::DayCap, campaign, day_cap(ask, &launched, all_priced, now));
+    let caps = match Caps::new(ask.run_usd, limits.day_usd, ask.drain_ms) {
+        Ok(caps) => caps,
+        Err(zero) => {
+            rows.add(Gate::RunCap, campaign, Err(zero.to_string()));
+            return (rows.0, None);
+        }
+    };
+    let wish = Wish { campaign: &ask.campaign, caps, limits, hosts: priced.iter().map(|(h, r)| (*h, r)).collect() };
+    let alive = facts.alive.as_ref().map_err(failed).copied();
+    rows.by_the_books(&wish, ask.hosts.len(), &facts.books, alive, now);
+    let clearance = Clearance {
+        at: now,
+        installation: facts.installation,
+        campaign: ask.campaign.clone(),
+        caps,
+        limits: limits.clone(),
+        hosts: cleared,
+    };
+    let whole = clearance.hosts.len() == ask.hosts.len();
+    (rows.0, whole.then_some(clearance))
+}
+
+/// What may have changed since, with the books as they are in the transaction that stores the launches.
+pub(super) fn again(clearance: &Clearance, books: &Books, now: Micros) -> Vec<Row> {
+    let mut rows = Rows(Vec::new());
+    let Clearance { campaign, caps, limits, hosts, .. } = clearance;
+    rows.add(Gate::Age, campaign.id(), age(clearance.at, now));
+    let wish = Wish { campaign, caps: *caps, limits, hosts: hosts.iter().map(|h| (&h.host, &h.rates)).collect() };
+    rows.by_the_books(&wish, hosts.len(), books, Ok(0), now);
     rows.0
+}
+
+/// What is to be on the books.
+struct Wish<'a> {
+    campaign: &'a Campaign,
+    caps: Caps,
+    limits: &'a Limits,
+    /// Those whose prices are known.
+    hosts: Vec<(&'a HostId, &'a Rates)>,
+}
+
+impl Rows {
+    /// What clock and store decide. `alive`: instances that AWS shows, whether or not anybody here knows of them.
+    fn by_the_books(&mut self, wish: &Wish<'_>, asked: usize, books: &Books, alive: Result<u32, String>, now: Micros) {
+        let id = wish.campaign.id();
+        let mut with = books.clone();
+        with.meters.extend(wish.hosts.iter().map(|(host, rates)| Meter {
+            host: (*host).clone(),
+            campaign: id.clone(),
+            experiment: wish.campaign.experiment(),
+            rates: (*rates).clone(),
+            from: now,
+            until: Until::Deadline(wish.campaign.deadline()),
+        }));
+        self.add(Gate::Campaign, id, registered(wish, books));
+        self.add(Gate::Deadline, id, deadline(wish.campaign, wish.limits, now));
+        self.add(Gate::Hosts, id, count(asked, wish.limits, books, alive));
+        let all_priced = wish.hosts.len() == asked;
+        let run = books.campaigns.get(id).map_or(wish.caps.run(), |there| there.caps.run().min(wish.caps.run()));
+        let minutes = KILL_BOUND_MS / 60_000;
+        let what = format!("to the deadline and {minutes} minutes beyond");
+        self.add(Gate::RunCap, id, capped(with.worst_case(id, now), run, all_priced, &what));
+        let (day, worst) = with.dearest_day(now);
+        let day = instant_text(Micros(day.saturating_mul(86_400_000_000)));
+        let what = format!("on {}, everything that runs included", day.split('T').next().unwrap_or_default());
+        let day = books.day_cap(wish.caps.day()).and_then(|cap| capped(worst, cap, all_priced, &what));
+        self.add(Gate::DayCap, id, day);
+    }
+}
+
+fn age(at: Micros, now: Micros) -> Judged {
+    let said = format!("given {} s ago", now.ms_since(at) / 1_000);
+    if at > now.plus_ms(SKEW_MS) {
+        return Err(format!("given at {}, which is to come; judge again", instant_text(at)));
+    }
+    if now.ms_since(at) <= HOLDS_MS {
+        Ok(said)
+    } else {
+        Err(format!("{said}; it holds {} s: judge again", HOLDS_MS / 1_000))
+    }
+}
+
+fn registered(wish: &Wish<'_>, books: &Books) -> Judged {
+    let asked = wish.campaign;
+    if let Some((again, _)) = wish.hosts.iter().find(|(host, _)| books.has(asked.id(), host)) {
+        return Err(format!("host {again} was launched in it already; give another name"));
+    }
+    match books.campaigns.get(asked.id()) {
+        None => Ok("new".to_owned()),
+        Some(there) if there.campaign == *asked => Ok("as it is stored".to_owned()),
+        Some(there) => Err(format!(
+            "it is stored with deadline {} and {}, and asked for with {} and {}; a campaign keeps both: take another name",
+            instant_text(there.campaign.deadline()),
+            of_experiment(&there.campaign),
+            instant_text(asked.deadline()),
+            of_experiment(asked),
+        )),
+    }
+}
+
+fn of_experiment(campaign: &Campaign) -> String {
+    campaign.experiment().map_or("no experiment".to_owned(), |e| e.to_string())
+}
+
+fn count(asked: usize, limits: &Limits, books: &Books, alive: Result<u32, String>) -> Judged {
+    // A launch that is stored counts before AWS shows anything of it.
+    let booked = u32::try_from(books.running().count()).unwrap_or(u32::MAX);
+    let alive = alive?.max(booked);
+    let said = format!("{alive} alive and {asked} more, of {} allowed", limits.max_hosts);
+    let asked = u32::try_from(asked).unwrap_or(u32::MAX);
+    if asked > 0 && alive.saturating_add(asked) <= limits.max_hosts {
+        Ok(said)
+    } else {
+        Err(format!("{said}; end some, or ask for fewer"))
+    }
 }
 
 fn failed(e: &CloudError) -> String {
@@ -95,9 +203,9 @@ fn called(reply: Option<&Result<(), CloudError>>, ok: &str) -> Judged {
     }
 }
 
-fn account(facts: &Facts) -> Judged {
+fn account(limits: &Limits, facts: &Facts) -> Judged {
     let account = facts.account.as_ref().map_err(failed)?;
-    let expected = &facts.expected_account;
+    let expected = &limits.account;
     if expected.len() != 12 || !expected.bytes().all(|b| b.is_ascii_digit()) {
         return Err(format!("{expected:?} is no account of AWS; write its 12 digits into the configuration"));
     }
@@ -114,30 +222,19 @@ fn clock(facts: &Facts) -> Judged {
     if apart_ms <= SKEW_MS { Ok(said) } else { Err(format!("{said}; set this machine's clock")) }
 }
 
-fn deadline(ask: &Ask, facts: &Facts, now: Micros) -> Judged {
-    let deadline = ask.campaign.deadline();
+fn deadline(campaign: &Campaign, limits: &Limits, now: Micros) -> Judged {
+    let deadline = campaign.deadline();
     let said = format!("{}, {} minutes from now", instant_text(deadline), deadline.ms_since(now) / 60_000);
-    if facts.least_life_ms == 0 || ask.longest_life_ms == 0 {
-        return Err("the least or the longest life is 0; give both".to_owned());
+    if limits.least_life_ms == 0 || limits.longest_life_ms == 0 {
+        return Err("the least or the longest life is configured as 0; give both".to_owned());
     }
-    if now.plus_ms(facts.least_life_ms) > deadline {
-        return Err(format!("{said}: too soon to be of use; {} minutes at least", facts.least_life_ms / 60_000));
+    if now.plus_ms(limits.least_life_ms) > deadline {
+        return Err(format!("{said}: too soon to be of use; {} minutes at least", limits.least_life_ms / 60_000));
     }
-    if now.plus_ms(ask.longest_life_ms) < deadline {
-        return Err(format!("{said}: {} minutes at most", ask.longest_life_ms / 60_000));
+    if now.plus_ms(limits.longest_life_ms) < deadline {
+        return Err(format!("{said}: {} minutes at most", limits.longest_life_ms / 60_000));
     }
     Ok(said)
-}
-
-fn hosts(ask: &Ask, facts: &Facts) -> Judged {
-    let alive = *facts.alive.as_ref().map_err(failed)?;
-    let said = format!("{alive} alive and {} more, of {} allowed", ask.hosts.len(), ask.max_hosts);
-    let asked = u32::try_from(ask.hosts.len()).unwrap_or(u32::MAX);
-    if asked > 0 && alive.saturating_add(asked) <= ask.max_hosts {
-        Ok(said)
-    } else {
-        Err(format!("{said}; end some, or ask for fewer"))
-    }
 }
 
 fn kind(host: &AskedHost, found: &HostFacts) -> Judged {
@@ -172,11 +269,14 @@ fn nested(host: &AskedHost, found: &HostFacts) -> Judged {
     }
 }
 
-fn image(found: &HostFacts) -> Judged {
+fn image(host: &AskedHost, found: &HostFacts) -> Judged {
     let image = found.image.as_ref().map_err(failed)?;
     let said = format!("{} ({}), {}, {}", image.id, image.name, image.architecture, image.state);
     if image.state != "available" || image.architecture != ARCHITECTURE {
         return Err(format!("{said}; an available image for {ARCHITECTURE} is needed"));
+    }
+    if host.volume_gib < image.root_gib {
+        return Err(format!("{said}; it needs {} GiB, and {} were asked for", image.root_gib, host.volume_gib));
     }
     Ok(said)
 }
@@ -197,13 +297,21 @@ fn quota(ask: &Ask, facts: &Facts, host: &AskedHost, found: &HostFacts, now: Mic
     if limit > 0 && used.saturating_add(needed) <= limit { Ok(said) } else { Err(format!("{said}; ask AWS for more")) }
 }
 
+/// What was tried is what was asked for, in every subnet, and would be launched.
 fn launch(host: &AskedHost, found: &HostFacts) -> Judged {
-    let tried: Vec<_> = found.launches.iter().map(|(p, _)| &p.subnet).collect();
-    if let Some(untried) = host.subnets.iter().find(|s| !tried.contains(s)) {
-        return Err(format!("{untried} was not tried"));
+    let recipe = found.recipe.as_ref().map_err(failed)?;
+    let (kind, image) = (found.kind.as_ref().map_err(failed)?, found.image.as_ref().map_err(failed)?);
+    if *recipe != host.recipe(kind, image, recipe.security_groups.clone(), recipe.placements.clone()) {
+        return Err("what was tried is not what was asked for; judge again".to_owned());
     }
-    if tried.is_empty() {
-        return Err("there is no subnet to be in".to_owned());
+    if !recipe.placements.iter().map(|p| &p.subnet).eq(&host.subnets) {
+        return Err("the subnets tried are not those asked for; judge again".to_owned());
+    }
+    if let Some(untried) = recipe.placements.iter().find(|p| !found.launches.iter().any(|(tried, _)| tried == *p)) {
+        return Err(format!("{} was not tried", untried.subnet));
+    }
+    if recipe.placements.is_empty() || recipe.security_groups.is_empty() {
+        return Err("there is no subnet to be in, or no security group that closes it; name both".to_owned());
     }
     for (place, reply) in &found.launches {
         if let Err(e) = reply {
@@ -215,7 +323,18 @@ fn launch(host: &AskedHost, found: &HostFacts) -> Judged {
             return Err(format!("in {} ({}): {}{spot}", place.subnet, place.zone, failed(e)));
         }
     }
-    Ok(format!("DryRun in {} subnets", tried.len()))
+    Ok(format!("DryRun in {} subnets", found.launches.len()))
+}
+
+/// EC2 looks a profile up to see whether its role may be passed: what it would launch with it has it.
+fn profile(host: &AskedHost, found: &HostFacts) -> Judged {
+    let recipe = found.recipe.as_ref().map_err(failed)?;
+    if recipe.profile != host.profile {
+        return Err(format!("{} was tried, and {} asked for; judge again", recipe.profile, host.profile));
+    }
+    let tried = found.launches.first().ok_or("it was not tried")?;
+    tried.1.as_ref().map_err(failed)?;
+    Ok(format!("{}, given to a host by DryRun", host.profile))
 }
 
 fn dated<T>(quoted: &Quoted<T>, now: Micros) -> Result<(), String> {
@@ -258,13 +377,13 @@ fn said(rates: &Rates) -> String {
 
 fn schedule(facts: &Facts, region: &Region) -> Judged {
     match facts.schedules.get(region) {
-        Some(Ok(evidence)) => Ok(evidence.clone()),
-        Some(Err(e)) => Err(failed(e)),
+        Some((_, Ok(evidence))) => Ok(evidence.clone()),
+        Some((_, Err(e))) => Err(failed(e)),
         None => Err("it was not tried".to_owned()),
     }
 }
 
-fn sweeper(facts: &Facts, region: &Region, now: Micros) -> Judged {
+fn sweeper(limits: &Limits, facts: &Facts, region: &Region, now: Micros) -> Judged {
     let mut why = format!("no canary in {region} is known: make one, and sweep the region");
     for (canary, shown) in facts.canaries.iter().filter(|(c, _)| c.region == *region) {
         let seen = match shown {
@@ -279,7 +398,7 @@ fn sweeper(facts: &Facts, region: &Region, now: Micros) -> Judged {
             Some(at) if at > now.plus_ms(SKEW_MS) => {
                 why = format!("{} was swept at {}, which is to come", canary.instance, instant_text(at));
             }
-            Some(at) if facts.sweep_age_ms > 0 && now.ms_since(at) <= facts.sweep_age_ms => {
+            Some(at) if limits.sweep_age_ms > 0 && now.ms_since(at) <= limits.sweep_age_ms => {
                 return Ok(format!("{} found and spared {} s ago", canary.instance, now.ms_since(at) / 1_000));
             }
             Some(at) => {
@@ -289,20 +408,6 @@ fn sweeper(facts: &Facts, region: &Region, now: Micros) -> Judged {
         }
     }
     Err(why)
-}
-
-fn run_cap(ask: &Ask, meters: &[Meter], all_priced: bool, now: Micros) -> Judged {
-    let own = meters.iter().filter(|m| m.campaign == *ask.campaign.id());
-    let worst: UsdMicros = own.map(|m| m.worst_case(now)).sum();
-    let minutes = KILL_BOUND_MS / 60_000;
-    capped(worst, ask.caps.run(), all_priced, &format!("to the deadline and {minutes} minutes beyond"))
-}
-
-fn day_cap(ask: &Ask, meters: &[Meter], all_priced: bool, now: Micros) -> Judged {
-    let (day, worst) = dearest_day(meters, now);
-    let day = instant_text(Micros(day.saturating_mul(86_400_000_000)));
-    let day = day.split('T').next().unwrap_or_default().to_owned();
-    capped(worst, ask.caps.day(), all_priced, &format!("on {day}, everything that runs included"))
 }
 
 fn capped(worst: UsdMicros, cap: UsdMicros, all_priced: bool, what: &str) -> Judged {

@@ -15,6 +15,8 @@
 //! Invariant: the token of a call is stored before the call, so that whatever the call made can be found by it.
 //! Invariant: there is no next token before it is known that the one before made nothing, or what it made is the reaper's
 //! and was *seen* going. So a host is one instance, also where no terminate is permitted.
+//! Invariant: the user data of a call are made for its attempt, stored before it, and the same in each repeat.
+//! Invariant: the deadline that counts is the earliest that was ever seen, and no schedule is moved later.
 //! Invariant: before the first call under each token, deadline and caps are judged as they are then.
 //! An answer that was lost is found out by the same call again, which EC2 answers with the same instance.
 //! Invariant: an empty answer to a look is no evidence of absence, until it was the answer for [`Patience::settle_ms`].
@@ -29,10 +31,11 @@ pub use readback::{ReadBack, read_back};
 
 use crate::{
     alarm::Alarm,
-    cloud::{Instance, KillSchedule, LaunchOrder, Placement, Recipe, ScheduleSetup},
+    cloud::{Attributes, Instance, KillSchedule, LaunchOrder, Placement, Recipe, ScheduleSetup, UserData},
     failure::CloudError,
-    gates::Clearance,
-    host::{OwnedHost, OwnedInstance},
+    host::{KillId, OwnedHost, OwnedInstance},
+    reap::Account,
+    spend::{Meter, Rates, Until},
     token::ClientToken,
     words::{InstanceId, Region},
 };
@@ -56,6 +59,9 @@ pub struct Patience {
     pub retry_ms: u64,
     /// Attempts in all; an attempt is one token. Twelve: four subnets, three times round.
     pub attempts: u16,
+    /// How long user data may be called with. Ten minutes; their URL and token must hold this much longer than a boot, and a
+    /// host whose clock is wrong may live this much longer.
+    pub fresh_ms: u64,
     /// With less than this to the deadline nothing is launched. Ten minutes: a boot and something to do.
     pub least_life_ms: u64,
 }
@@ -70,6 +76,7 @@ impl Default for Patience {
             settle_ms: 5 * 60_000,
             retry_ms: 2_000,
             attempts: 12,
+            fresh_ms: 10 * 60_000,
             least_life_ms: 10 * 60_000,
         }
     }
@@ -167,6 +174,14 @@ pub enum State {
     },
 }
 
+/// User data, and when they were made.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Prepared {
+    user_data: UserData,
+    at: Micros,
+}
+
 /// A launch as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -174,18 +189,18 @@ pub struct Launch {
     host: OwnedHost,
     recipe: Recipe,
     setup: ScheduleSetup,
+    rates: Rates,
+    /// When the current attempt was intended.
+    from: Micros,
+    /// The earliest deadline that was ever seen.
+    due: Micros,
     /// Index of the current attempt's placement.
     place: usize,
+    /// Of the current attempt, until its instance is known.
+    prepared: Option<Prepared>,
+    /// Schedule and attributes both want something done: then they take turns, since either may fail for ever.
+    mend_next: bool,
     state: State,
-}
-
-/// What a launch was not begun for.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotBegun {
-    #[error("host {0} was not cleared by the launch gates of its campaign; nothing is launched without them")]
-    NotCleared(drums_common::ids::HostId),
-    #[error("host {0} has no subnet to be put in; name at least one")]
-    Nowhere(drums_common::ids::HostId),
 }
 
 /// What to look at before the next decision.
@@ -225,15 +240,25 @@ pub struct View {
 /// What to do after the launch is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Act {
-    Run(Box<LaunchOrder>),
+    /// Make the user data of this attempt, which is to be dead by `due`: with an enrolment token and a URL of its own, and the
+    /// lifetime from now on. Nothing is called with them before they are stored, so they can be made again.
+    Prepare { host: OwnedHost, due: Micros },
+    /// [`Cloud::run`](crate::cloud::Cloud::run).
+    Run(Box<LaunchOrder>, UserData),
+    /// [`Cloud::put_schedule`](crate::cloud::Cloud::put_schedule).
     PutSchedule(Box<KillSchedule>),
+    /// [`Cloud::mend`](crate::cloud::Cloud::mend): what is shown is not [`Attributes::MORTAL`].
+    Mend(KillId, Attributes),
 }
 
 /// What came of an act.
 #[derive(Clone, Debug)]
 pub enum Reply {
+    /// The user data; or why there are none, in words.
+    Prepared(Result<UserData, String>),
     Ran(Result<Box<Instance>, CloudError>),
     Scheduled(Result<(), CloudError>),
+    Mended(Result<(), CloudError>),
 }
 
 #[derive(Clone, Debug)]
@@ -247,16 +272,29 @@ pub struct Decision {
 }
 
 impl Launch {
-    /// The intent: to be stored before anything is called.
-    pub fn begin(host: OwnedHost, recipe: Recipe, setup: ScheduleSetup, cleared: &Clearance) -> Result<Self, NotBegun> {
-        if !cleared.clears(&host) {
-            return Err(NotBegun::NotCleared(host.host().clone()));
-        }
-        if recipe.placements.is_empty() {
-            return Err(NotBegun::Nowhere(host.host().clone()));
-        }
+    /// The intent: to be stored before anything is called. Only a clearance that was judged again makes one.
+    pub(crate) fn begin(host: OwnedHost, recipe: Recipe, setup: ScheduleSetup, rates: Rates, now: Micros) -> Self {
+        let due = host.deadline();
         let state = State::Intended { doubt: Doubt::None, not_before: Micros(0), tries: 0 };
-        Ok(Self { host, recipe, setup, place: 0, state })
+        Self { host, recipe, setup, rates, from: now, due, place: 0, prepared: None, mend_next: false, state }
+    }
+
+    /// What it costs from now on: `None` once that is the reaper's meter, or nothing.
+    pub fn meter(&self) -> Option<Meter> {
+        let runs = !matches!(self.state, State::Leaving { .. } | State::Closed { .. });
+        runs.then(|| self.account().meter(Until::Deadline(self.due)))
+    }
+
+    /// For the reaps that its decisions hand over.
+    pub fn account(&self) -> Account {
+        let campaign = self.host.campaign();
+        Account {
+            host: self.host.host().clone(),
+            campaign: campaign.id().clone(),
+            experiment: campaign.experiment(),
+            rates: self.rates.clone(),
+            from: self.from,
+        }
     }
 
     /// The current attempt.
@@ -265,6 +303,10 @@ impl Launch {
     }
     pub fn state(&self) -> &State {
         &self.state
+    }
+    /// The deadline that counts: the registered one, or the earliest that a tag or a schedule said since.
+    pub fn due(&self) -> Micros {
+        self.due
     }
     pub fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed { .. })
@@ -295,17 +337,22 @@ impl Launch {
 
     pub fn order(&self) -> LaunchOrder {
         let placement: &Placement = &self.recipe.placements[self.place % self.recipe.placements.len()];
-        LaunchOrder { host: self.host.clone(), recipe: self.recipe.clone(), placement: placement.clone() }
+        LaunchOrder {
+            host: self.host.clone(),
+            recipe: self.recipe.clone(),
+            placement: placement.clone(),
+            due: self.due,
+        }
     }
 
-    /// The schedule that is to end `instance` at `at`.
-    pub fn schedule(&self, instance: &OwnedInstance, at: Micros) -> KillSchedule {
+    /// The schedule that is to end `instance`.
+    pub fn schedule(&self, instance: &OwnedInstance) -> KillSchedule {
         KillSchedule {
             name: crate::cloud::ScheduleName::of(&self.host.token()),
             region: instance.region().clone(),
             setup: self.setup.clone(),
             instance: instance.id().clone(),
-            at: Micros(at.0.div_euclid(1_000_000) * 1_000_000),
+            at: Micros(self.due.0.div_euclid(1_000_000) * 1_000_000),
             enabled: true,
         }
     }

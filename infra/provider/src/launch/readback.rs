@@ -37,19 +37,23 @@ pub fn read_back(order: &LaunchOrder, seen: &Instance) -> ReadBack {
     groups.0.sort();
     groups.1.sort();
     check("the security groups", Some(groups.0 == groups.1), format!("{:?}", seen.security_groups));
-    check("terminate on shutdown", seen.attributes.map(|a| a.terminate_on_shutdown), "stop".to_owned());
-    check("termination protection", seen.attributes.map(|a| !a.protected), "on".to_owned());
+    check("the instance profile", seen.profile.as_ref().map(|p| *p == recipe.profile), format!("{:?}", seen.profile));
     let volumes = (!seen.volumes.is_empty()).then(|| seen.volumes.iter().all(|v| v.delete_on_termination));
     check("delete on termination", volumes, "off for a volume".to_owned());
     for (key, ordered) in order.tags() {
         let shown = seen.tags.get(&key);
         let same = |shown: &String| {
-            let earlier = || crate::words::read_instant(shown).is_some_and(|at| at <= order.host.deadline());
+            let earlier = || crate::words::read_instant(shown).is_some_and(|at| at <= order.due);
             *shown == ordered || (key == tags::DEADLINE && earlier())
         };
         // Tags are set by the launch itself, and still shown late.
         let ok = if seen.tags.is_empty() { None } else { Some(shown.is_some_and(same)) };
         check(&format!("tag {key}"), ok, format!("{shown:?} where {ordered:?} was ordered"));
+    }
+    match &seen.attributes {
+        Some(Ok(attributes)) => differs.extend(attributes.undying().into_iter().map(str::to_owned)),
+        Some(Err(e)) => not_yet.push(format!("its attributes ({e})")),
+        None => not_yet.push("its attributes".to_owned()),
     }
     if !differs.is_empty() {
         ReadBack::Differs(differs.join(", "))

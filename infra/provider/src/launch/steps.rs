@@ -2,7 +2,9 @@
 
 use drums_common::clock::Micros;
 
-use super::{Act, Decision, Doubt, Guest, Launch, Patience, ReadBack, Reply, State, Then, View, Why, read_back};
+use super::{
+    Act, Decision, Doubt, Guest, Launch, Patience, Prepared, ReadBack, Reply, State, Then, View, Why, read_back,
+};
 use crate::{
     alarm::{Alarm, AlarmKind, backoff_ms},
     cloud::{Instance, InstanceState},
@@ -10,6 +12,7 @@ use crate::{
     failure::{CloudError, Effect, FailureKind, Remedy},
     host::OwnedInstance,
     tags,
+    words::instant_text,
 };
 
 /// By what a step is decided.
@@ -35,24 +38,40 @@ impl Launch {
     /// `now` is AWS's time ([`Account::clock`](crate::cloud::Account::clock)) wherever it is to be had: a wrong clock here must
     /// end no host early.
     pub fn decide(&self, view: &View, now: Micros, patience: &Patience) -> Decision {
-        let mut d = Decision { launch: self.clone(), reap: Vec::new(), act: None, alarms: Vec::new() };
-        let moment = Moment { view, now, patience };
-        let shown = self.shown(view, &mut d);
+        let before = self.due;
+        let launch = Self { due: self.earliest(view), ..self.clone() };
+        let mut d = Decision { launch: launch.clone(), reap: Vec::new(), act: None, alarms: Vec::new() };
+        launch.step(&mut d, before, Moment { view, now, patience });
+        d
+    }
+
+    fn step(&self, d: &mut Decision, before: Micros, moment: Moment<'_>) {
+        let shown = self.shown(moment.view, d);
+        self.tags_edited(d, shown.as_ref().map(|(_, i)| *i), before);
         match &self.state {
             State::Closed { .. } => {}
             State::Intended { .. } | State::Resolving { .. } => match shown {
-                Some((instance, seen)) => self.found(&mut d, instance, seen, moment),
-                None => self.not_found(&mut d, moment),
+                Some((instance, seen)) => self.found(d, instance, seen, moment),
+                None => self.not_found(d, moment),
             },
             State::Leaving { instance, why } => {
                 let going = shown.is_some_and(|(o, i)| o == *instance && i.state.is_going());
-                self.leaving(&mut d, going, why, moment);
+                self.leaving(d, going, why, moment);
             }
             State::Launched { .. } | State::Armed { .. } | State::Enrolled { .. } | State::Ready { .. } => {
-                self.known(&mut d, shown, moment);
+                self.known(d, shown, moment);
             }
         }
-        d
+    }
+
+    /// The earliest of what was known and of what is shown now. Kept, so that a look that fails forgets nothing.
+    fn earliest(&self, view: &View) -> Micros {
+        let ours = view.instances.iter().flatten().filter(|i| self.host.claim(i).is_some());
+        let tags = ours.map(|i| effective_deadline(self.due, i.tags.get(tags::DEADLINE).map(String::as_str)).0);
+        // A schedule of another instance says nothing of this one.
+        let schedule =
+            view.schedule.iter().flatten().filter(|s| self.instance().is_some_and(|i| *i.id() == s.instance));
+        tags.chain(schedule.map(|s| s.at)).fold(self.due, Micros::min)
     }
 
     /// The instance that is shown and ours by this attempt's token. EC2 makes one per token; should it ever show more,
@@ -79,7 +98,7 @@ impl Launch {
 
     /// Why it should not be, if it should not.
     fn over(&self, Moment { view, now, .. }: Moment<'_>) -> Option<Why> {
-        if now >= self.due(view) {
+        if now >= self.due {
             return Some(Why::Deadline);
         }
         view.unwanted.clone().map(Why::Unwanted)
@@ -93,14 +112,7 @@ impl Launch {
     }
 
     fn is_late(&self, now: Micros, patience: &Patience) -> bool {
-        now.plus_ms(patience.least_life_ms) > self.host.deadline()
-    }
-
-    /// The deadline that counts, with what the tag of the instance says if one is shown.
-    fn due(&self, view: &View) -> Micros {
-        let all = view.instances.as_deref().unwrap_or_default();
-        let tag = all.iter().find(|i| self.host.claim(i).is_some()).and_then(|i| i.tags.get(tags::DEADLINE));
-        effective_deadline(self.host.deadline(), tag.map(String::as_str)).0
+        now.plus_ms(patience.least_life_ms) > self.due
     }
 
     /// Something is shown under a token of which we did not know what it made.
@@ -112,7 +124,7 @@ impl Launch {
         if let Some(why) = self.over(moment).or(closing) {
             Self::give_up(d, instance, why);
         } else if is_up(seen.state) {
-            d.launch.state = State::Launched { instance, since: moment.now };
+            d.launch.is_launched(instance, moment.now);
         } else {
             Self::replace(d, instance, Why::Gone);
         }
@@ -126,9 +138,7 @@ impl Launch {
                 d.launch.state = State::Resolving { since: now, then: Then::Close(why) };
             }
             (State::Intended { doubt, not_before, tries }, None) if now >= *not_before => {
-                let doubt = if *doubt == Doubt::None { Doubt::ThisCall } else { Doubt::Earlier };
-                d.launch.state = State::Intended { doubt, not_before: *not_before, tries: *tries };
-                d.act = Some(Act::Run(Box::new(self.order())));
+                self.call(d, (*doubt, *not_before, *tries), moment);
             }
             (State::Resolving { since, then }, futile) => {
                 let then = match (then, futile) {
@@ -144,6 +154,36 @@ impl Launch {
             }
             _ => {}
         }
+    }
+
+    /// With user data that are fresh; the same again as long as they are.
+    fn call(&self, d: &mut Decision, (doubt, not_before, tries): (Doubt, Micros, u32), moment: Moment<'_>) {
+        let Moment { now, patience, .. } = moment;
+        let fresh = self.prepared.as_ref().filter(|p| now < p.at.plus_ms(patience.fresh_ms));
+        match (fresh, doubt) {
+            (Some(prepared), _) => {
+                let doubt = if doubt == Doubt::None { Doubt::ThisCall } else { Doubt::Earlier };
+                d.launch.state = State::Intended { doubt, not_before, tries };
+                d.act = Some(Act::Run(Box::new(self.order()), prepared.user_data.clone()));
+            }
+            // Nothing was called with the token yet.
+            (None, Doubt::None) if tries == 0 => {
+                d.act = Some(Act::Prepare { host: self.host.clone(), due: self.due });
+            }
+            // EC2 may remember the token with what it was called with.
+            (None, Doubt::None) => self.next_attempt(&mut d.launch, Why::TooManyAttempts, now, patience),
+            (None, _) => {
+                let text = "no call was answered before the user data were too old to be called with";
+                let stale = CloudError::new(FailureKind::Unknown, "RunInstances", text);
+                d.launch.state = State::Resolving { since: now, then: Then::NextAttempt(stale) };
+            }
+        }
+    }
+
+    fn is_launched(&mut self, instance: OwnedInstance, now: Micros) {
+        // They hold the host's enrolment token, and nothing is called with them again.
+        self.prepared = None;
+        self.state = State::Launched { instance, since: now };
     }
 
     /// The instance is the reaper's. Not shown is not gone: then there is no other one before the deadline.
@@ -170,16 +210,20 @@ impl Launch {
                 _ => Self::replace(d, instance, Why::Gone),
             };
         }
-        let wanted = self.schedule(&instance, self.due(view));
+        let wanted = self.schedule(&instance);
         let armed = matches!(&view.schedule, Ok(Some(s)) if *s == wanted);
-        if !armed && view.schedule.is_ok() {
-            d.act = Some(Act::PutSchedule(Box::new(wanted)));
-        }
         let known = Known { instance, shown, armed };
         if !matches!(self.state, State::Launched { .. }) {
             self.layer_gone(d, view, armed);
+            self.attributes_edited(d, &known);
         }
-        self.tag_edited(d, shown);
+        if !armed && view.schedule.is_ok() {
+            let both = d.act.is_some();
+            if !(both && self.mend_next) {
+                d.act = Some(Act::PutSchedule(Box::new(wanted)));
+            }
+            d.launch.mend_next = both && !self.mend_next;
+        }
         match &self.state {
             State::Launched { since, .. } => self.launched(d, known, *since, moment),
             State::Armed { since, running, .. } => {
@@ -248,11 +292,32 @@ impl Launch {
         }
     }
 
-    fn tag_edited(&self, d: &mut Decision, seen: Option<&Instance>) {
+    /// Someone switched protection on, or shutting down off, after it was read back: it is put right.
+    fn attributes_edited(&self, d: &mut Decision, known: &Known<'_>) {
+        let Some(seen) = known.shown else { return };
+        if let Some(profile) = &seen.profile
+            && *profile != self.recipe.profile
+        {
+            let text = format!("{} bears profile {profile} where {} was ordered", known.instance, self.recipe.profile);
+            d.alarms.push(Alarm::new(AlarmKind::LayerGone, format!("{text}; find out who changed it")));
+        }
+        let Some(Ok(attributes)) = seen.attributes else { return };
+        let undying = attributes.undying();
+        if undying.is_empty() {
+            return;
+        }
+        let text = format!("of {} {} since it was launched", known.instance, undying.join(" and "));
+        d.alarms.push(Alarm::new(AlarmKind::Protected, format!("{text}; it is put right; find out who changed it")));
+        d.act = Some(Act::Mend(known.instance.kill_id(), attributes));
+    }
+
+    /// `before`: the deadline that counted so far. A tag that shortens it is told of once.
+    fn tags_edited(&self, d: &mut Decision, seen: Option<&Instance>, before: Micros) {
         let Some(seen) = seen.filter(|i| !i.tags.is_empty()) else { return };
         let tag = seen.tags.get(tags::DEADLINE).map(String::as_str);
-        let (due, says) = effective_deadline(self.host.deadline(), tag);
+        let (_, says) = effective_deadline(before, tag);
         if says != TagSays::Same {
+            let due = instant_text(self.due);
             let message = format!("the deadline's tag of {} is {tag:?}; what counts is {due}", seen.id);
             d.alarms.push(Alarm::new(AlarmKind::TagEdited, message));
         }
@@ -279,6 +344,8 @@ impl Launch {
         match self.host.relaunch().filter(|h| !late && h.attempt() <= patience.attempts) {
             Some(host) => {
                 launch.host = host;
+                launch.from = now;
+                launch.prepared = None;
                 let not_before = now.plus_ms(patience.retry_ms);
                 launch.state = State::Intended { doubt: Doubt::None, not_before, tries: 0 };
             }
@@ -310,8 +377,18 @@ impl Launch {
             (State::Intended { .. }, Reply::Ran(Ok(seen))) => {
                 // One that does not bear our token is not ours, whatever the call was; the next look tells.
                 if let Some(instance) = self.host.claim(seen) {
-                    d.launch.state = State::Launched { instance, since: now };
+                    d.launch.is_launched(instance, now);
                 }
+            }
+            (State::Intended { doubt: Doubt::None, tries: 0, .. }, Reply::Prepared(Ok(user_data))) => {
+                d.launch.prepared = Some(Prepared { user_data: user_data.clone(), at: now });
+            }
+            (State::Intended { doubt: Doubt::None, tries: 0, .. }, Reply::Prepared(Err(why))) => {
+                // Not a try of the call.
+                let not_before = now.plus_ms(patience.retry_ms * 8);
+                d.launch.state = State::Intended { doubt: Doubt::None, not_before, tries: 0 };
+                let text = format!("the user data of host {} cannot be made: {why}; it is tried on", self.host.host());
+                d.alarms.push(Alarm::new(AlarmKind::Powerless, text));
             }
             (State::Intended { doubt, tries, .. }, Reply::Ran(Err(e))) => {
                 self.not_run(&mut d, e, (*doubt, *tries), now, patience);
@@ -319,7 +396,7 @@ impl Launch {
             (State::Launched { instance, .. }, Reply::Scheduled(Err(e))) if e.kind.remedy() == Remedy::Person => {
                 Self::give_up(&mut d, instance.clone(), Why::NotArmed(e.to_string()));
             }
-            (_, Reply::Scheduled(Err(e))) if e.kind.remedy() == Remedy::Person => {
+            (_, Reply::Scheduled(Err(e)) | Reply::Mended(Err(e))) if e.kind.remedy() == Remedy::Person => {
                 d.alarms.push(Alarm::new(AlarmKind::Powerless, e.to_string()));
             }
             _ => {}

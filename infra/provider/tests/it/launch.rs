@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use drums_common::clock::Micros;
 use drums_provider::{
-    cloud::{Instance, InstanceState},
+    alarm::AlarmKind,
+    cloud::{Attributes, Instance, InstanceState},
     failure::FailureKind,
     host::OwnedInstance,
     launch::{Act, Guest, Launch, Look, Patience, Reply, State, View, Why},
     reap::{self, Reap},
+    spend::Until,
     tags,
 };
 use proptest::prelude::*;
@@ -95,14 +97,9 @@ impl Coordinator {
 
     fn store(&mut self, launch: Launch, reap: Vec<(OwnedInstance, Why)>) {
         self.launch = launch;
+        let account = self.launch.account();
         for (instance, why) in reap {
-            let account = reap::Account {
-                host: self.launch.host().host().clone(),
-                campaign: self.launch.host().campaign().id().clone(),
-                experiment: None,
-                rates: support::rates(),
-                from: START,
-            };
+            let account = account.clone();
             let now = self.world.now;
             self.reaps.entry(instance.clone()).or_insert_with(|| Reap::begin(instance, account, why, now));
         }
@@ -117,8 +114,10 @@ impl Coordinator {
         self.line()?;
         if let Some(act) = decision.act {
             let reply = match act {
-                Act::Run(order) => Reply::Ran(self.world.run(&order).map(Box::new)),
+                Act::Prepare { host, .. } => Reply::Prepared(Ok(support::user_data(&host, self.world.now))),
+                Act::Run(order, user_data) => Reply::Ran(self.world.run(&order, &user_data).map(Box::new)),
                 Act::PutSchedule(schedule) => Reply::Scheduled(self.world.put_schedule(&schedule)),
+                Act::Mend(kill, _) => Reply::Mended(self.world.mend(kill.instance().as_str())),
             };
             // Done in the cloud, and not known here.
             self.line()?;
@@ -424,6 +423,191 @@ fn caps_are_judged_before_each_attempts_call() {
 }
 
 #[test]
+fn user_data_are_made_for_each_attempt_and_repeated_to_the_letter() {
+    // A call whose answer is lost, and again; a boot that ends before it is enrolled; another attempt.
+    let mut c = Coordinator::new(World::new());
+    c.world.runs.extend([Run::Lost, Run::Lost]);
+    c.boot_ms = 5 * MINUTE_MS;
+    while !matches!(c.launch.state(), State::Armed { .. }) {
+        c.turn().unwrap();
+        c.world.pass(1_000);
+    }
+    let text = serde_json::to_string(&c.launch).unwrap();
+    assert!(!text.contains("#!/bin/sh"), "what holds a token is not kept once nothing is called with it: {text}");
+    c.world.instances[0].state = InstanceState::Terminated;
+    c.work().unwrap();
+    c.check("relaunched");
+    let called: Vec<_> = c.world.tokens.values().map(|(_, user_data)| &user_data.0).collect();
+    assert_eq!(called.len(), 2);
+    assert_ne!(called[0], called[1]);
+    for (token, (_, user_data)) in &c.world.tokens {
+        assert!(user_data.0.contains(token), "made for another attempt: {}", user_data.0);
+    }
+}
+
+#[test]
+fn nothing_is_called_with_user_data_that_are_too_old() {
+    let made_at = |c: &Coordinator, token: &str| -> i64 {
+        let (_, user_data) = &c.world.tokens[token];
+        user_data.0.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    // Killed before the first call, and away for an hour: made anew, under the same token.
+    let mut c = Coordinator::new(World::new());
+    c.turn().unwrap();
+    assert!(c.world.tokens.is_empty(), "made, stored, and not called with yet");
+    c.world.pass(60 * MINUTE_MS);
+    let later = c.world.now;
+    c.work().unwrap();
+    c.check("away before the call");
+    assert_eq!((c.world.tokens.len(), made_at(&c, &c.launch.host().token().to_string())), (1, later.0));
+
+    // Called and never answered until they are too old: looked for, and then there is another token.
+    let mut c = Coordinator::new(World::new());
+    c.world.runs.extend([Run::Lost; 1_000]);
+    turns(&mut c, 12 * MINUTE_MS);
+    assert!(matches!(c.launch.state(), State::Resolving { .. }), "{:?}", c.launch.state());
+    c.world.runs.clear();
+    c.work().unwrap();
+    c.check("answered at last");
+    assert_eq!(c.launch.host().attempt(), 2);
+
+    // Throttled for as long: nothing was made, and EC2 may remember the token.
+    let mut c = Coordinator::new(World::new());
+    c.world.runs.extend([Run::Fails(FailureKind::Throttled); 1_000]);
+    turns(&mut c, 12 * MINUTE_MS);
+    assert_eq!(c.launch.host().attempt(), 2, "{:?}", c.launch.state());
+}
+
+#[test]
+fn user_data_that_cannot_be_made_are_tried_on_and_told_of() {
+    let mut c = Coordinator::new(World::new());
+    let d = c.launch.decide(&c.view(), c.world.now, &c.patience);
+    assert!(matches!(&d.act, Some(Act::Prepare { host, due }) if host == c.launch.host() && *due == c.launch.due()));
+    let d = c.launch.heard(&Reply::Prepared(Err("no bucket".to_owned())), c.world.now, &c.patience);
+    assert!(d.alarms[0].message.contains("no bucket"), "{:?}", d.alarms);
+    c.launch = d.launch;
+    assert_eq!(c.launch.decide(&c.view(), c.world.now, &c.patience).act, None, "not at once");
+    c.work().unwrap();
+    c.check("made at last");
+}
+
+#[test]
+fn protection_and_shutdown_that_someone_edits_later_are_put_right_and_told_of() {
+    type Edit = fn(&mut Attributes);
+    let edits: [(Edit, &str); 3] = [
+        (|a| a.terminate_on_shutdown = false, "shutdown behaviour"),
+        (|a| a.protected = true, "termination protection"),
+        (|a| a.stop_protected = true, "stop protection"),
+    ];
+    for armed_only in [true, false] {
+        for (edit, what) in edits {
+            let mut c = Coordinator::new(World::new());
+            c.boot_ms = if armed_only { 5 * MINUTE_MS } else { 0 };
+            turns(&mut c, MINUTE_MS);
+            assert_eq!(matches!(c.launch.state(), State::Armed { .. }), armed_only, "{:?}", c.launch.state());
+            c.world.attributes("i-00000000000000001", edit);
+            let alarms = c.launch.decide(&c.view(), c.world.now, &c.patience).alarms;
+            assert!(alarms.len() == 1 && alarms[0].message.contains(what), "{alarms:?}");
+            turns(&mut c, MINUTE_MS);
+            assert_eq!(c.world.instances[0].attributes, Some(Ok(Attributes::MORTAL)), "{what}");
+            assert!(c.launch.instance().is_some(), "and the host lives: {:?}", c.launch.state());
+        }
+    }
+}
+
+#[test]
+fn a_mend_that_is_denied_keeps_no_schedule_from_being_made_again_and_none_keeps_a_mend() {
+    for (schedule, mend) in [(Some(FailureKind::Throttled), None), (None, Some(FailureKind::Denied))] {
+        let mut c = ready();
+        (c.world.schedule_fails, c.world.mend_fails) = (schedule, mend);
+        c.world.attributes("i-00000000000000001", |a| a.protected = true);
+        c.world.schedules.clear();
+        turns(&mut c, MINUTE_MS);
+        assert_eq!(c.world.schedules.is_empty(), schedule.is_some());
+        assert_eq!(c.world.instances[0].attributes == Some(Ok(Attributes::MORTAL)), mend.is_none());
+    }
+    let mut c = ready();
+    c.world.mend_fails = Some(FailureKind::Denied);
+    let reply = Reply::Mended(c.world.mend("i-00000000000000001"));
+    let alarms = c.launch.heard(&reply, c.world.now, &c.patience).alarms;
+    assert_eq!(alarms.iter().map(|a| a.kind).collect::<Vec<_>>(), [AlarmKind::Powerless]);
+}
+
+#[test]
+fn a_deadline_that_was_shortened_stays_so_whatever_is_shown_later() {
+    let sooner = START.plus_ms(30 * MINUTE_MS);
+    let at = |c: &Coordinator| c.world.schedules.values().map(|s| s.at).collect::<Vec<_>>();
+    let shorten = |c: &mut Coordinator| {
+        let text = drums_provider::words::instant_text(sooner);
+        c.world.instances[0].tags.insert(tags::DEADLINE.to_owned(), text);
+        turns(c, 15_000);
+        assert_eq!(at(c), [sooner]);
+    };
+    // A look that fails, one that shows nothing, and a tag that is taken away or moved back.
+    let mut c = ready();
+    shorten(&mut c);
+    let alarms = c.launch.decide(&c.view(), c.world.now, &c.patience).alarms;
+    assert_eq!(alarms, [], "told of once");
+    let failed = View { instances: Err(support::error(FailureKind::Throttled, "DescribeInstances")), ..c.view() };
+    let d = c.launch.decide(&failed, c.world.now, &c.patience);
+    assert_eq!((d.launch.due(), d.act), (sooner, None));
+    let late = c.launch.decide(&failed, sooner, &c.patience).launch;
+    assert!(matches!(late.state(), State::Closed { why: Why::Deadline }), "{:?}", late.state());
+    c.world.shown_after_ms = u64::MAX;
+    turns(&mut c, MINUTE_MS);
+    assert_eq!(at(&c), [sooner]);
+    c.world.shown_after_ms = 0;
+    for tag in ["2999-01-01T00:00:00Z", "", "2026-11-30T02:53:20Z"] {
+        c.world.instances[0].tags.insert(tags::DEADLINE.to_owned(), tag.to_owned());
+        turns(&mut c, MINUTE_MS);
+        assert_eq!((at(&c), c.launch.due()), (vec![sooner], sooner), "{tag}");
+    }
+
+    // A schedule that was moved earlier is not moved back; one that was moved later is.
+    let mut c = ready();
+    let name = c.launch.host().token().to_string();
+    c.world.schedules.get_mut(&name).unwrap().at = sooner;
+    turns(&mut c, MINUTE_MS);
+    assert_eq!((at(&c), c.launch.due()), (vec![sooner], sooner));
+    c.world.schedules.get_mut(&name).unwrap().at = sooner.plus_ms(MINUTE_MS);
+    turns(&mut c, MINUTE_MS);
+    assert_eq!(at(&c), [sooner]);
+
+    // And another attempt has it from the beginning.
+    let mut c = Coordinator::new(World::new());
+    c.boot_ms = 5 * MINUTE_MS;
+    turns(&mut c, 30_000);
+    shorten(&mut c);
+    c.world.instances[0].state = InstanceState::Terminated;
+    c.boot_ms = 0;
+    c.work().unwrap();
+    c.check("relaunched");
+    let second = &c.world.instances[1];
+    assert_eq!(second.tags[tags::DEADLINE], drums_provider::words::instant_text(sooner));
+    let schedule = &c.world.schedules[&c.launch.host().token().to_string()];
+    assert_eq!((schedule.at, &schedule.instance), (sooner, &second.id));
+}
+
+#[test]
+fn a_meter_runs_from_each_attempts_intent_until_its_instance_is_the_reapers_and_there_until_it_is_seen_going() {
+    let mut c = Coordinator::new(World::new());
+    assert_eq!(c.launch.meter().map(|m| (m.from, m.until)), Some((START, Until::Deadline(c.launch.due()))));
+    c.boot_ms = u64::MAX;
+    c.world.terminate_fails.extend([FailureKind::Denied; 10_000]);
+    turns(&mut c, 20 * MINUTE_MS);
+    assert!(matches!(c.launch.state(), State::Leaving { .. }));
+    let meter = |c: &Coordinator| c.reaps.values().next().unwrap().meter();
+    assert_eq!((c.launch.meter(), meter(&c).from), (None, START), "one meter for one instance");
+    assert!(meter(&c).is_running());
+    c.world.terminate_fails.clear();
+    c.boot_ms = 0;
+    c.work().unwrap();
+    assert!(matches!(meter(&c).until, Until::Ended(at) if at > START.plus_ms(20 * MINUTE_MS)));
+    let second = c.launch.meter().unwrap();
+    assert!(second.is_running() && second.from > START.plus_ms(20 * MINUTE_MS), "{second:?}");
+}
+
+#[test]
 fn no_room_falls_back_to_the_next_subnet_and_round_again() {
     let mut c = Coordinator::new(World::new());
     c.world.runs.extend([Run::Fails(FailureKind::Capacity); 3]);
@@ -549,18 +733,6 @@ fn what_is_ready_is_not_doubted_because_it_is_not_shown_for_a_while() {
     }
     assert!(matches!(c.launch.state(), State::Ready { .. }));
     assert!(c.reaps.is_empty());
-}
-
-#[test]
-fn nothing_is_launched_without_the_gates() {
-    let cleared_for_another = {
-        let mut ask = support::raw_ask(LIFE_MS);
-        ask.hosts[0].name = "h2".to_owned();
-        let ask = ask.read().unwrap();
-        drums_provider::gates::judge(&ask, &support::facts(&ask)).1.unwrap()
-    };
-    let host = support::launch(LIFE_MS).host().clone();
-    assert!(Launch::begin(host, support::recipe(), support::setup(), &cleared_for_another).is_err());
 }
 
 #[test]

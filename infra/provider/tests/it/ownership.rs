@@ -36,6 +36,7 @@ fn seen(token: Option<String>, tags: BTreeMap<String, String>) -> Instance {
         imds_v2: None,
         public_address: false,
         security_groups: Vec::new(),
+        profile: None,
         volumes: Vec::new(),
         attributes: None,
     }

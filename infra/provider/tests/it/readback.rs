@@ -3,8 +3,9 @@
 use drums_common::clock::Micros;
 use drums_provider::{
     alarm::AlarmKind,
-    cloud::{Attributes, Instance},
-    launch::{Guest, Launch, Patience, ReadBack, Reply, State, View, read_back},
+    cloud::{Attributes, Instance, KillSchedule},
+    failure::FailureKind,
+    launch::{Guest, Launch, Patience, ReadBack, Reply, State, View, Why, read_back},
     tags,
     words::instant_text,
 };
@@ -31,7 +32,7 @@ fn what_was_ordered_and_is_shown_is_the_same() {
 #[test]
 fn every_difference_is_seen_and_named() {
     type Change = (&'static str, fn(&mut Instance));
-    let changes: [Change; 14] = [
+    let changes: [Change; 16] = [
         ("the type", |i| i.kind = Some("c8i.large".parse().unwrap())),
         ("the image", |i| i.image = Some("ami-00000001".parse().unwrap())),
         ("the subnet", |i| i.subnet = Some("subnet-0000000c".parse().unwrap())),
@@ -40,12 +41,16 @@ fn every_difference_is_seen_and_named() {
         ("public address", |i| i.public_address = true),
         ("security groups", |i| i.security_groups.push("sg-00000002".parse().unwrap())),
         ("security groups", |i| i.security_groups.clear()),
-        ("terminate on shutdown", |i| {
-            i.attributes = Some(Attributes { terminate_on_shutdown: false, protected: false });
+        ("shutdown behaviour", |i| {
+            i.attributes = Some(Ok(Attributes { terminate_on_shutdown: false, ..Attributes::MORTAL }));
         }),
         ("termination protection", |i| {
-            i.attributes = Some(Attributes { terminate_on_shutdown: true, protected: true });
+            i.attributes = Some(Ok(Attributes { protected: true, ..Attributes::MORTAL }));
         }),
+        ("stop protection", |i| {
+            i.attributes = Some(Ok(Attributes { stop_protected: true, ..Attributes::MORTAL }));
+        }),
+        ("instance profile", |i| i.profile = Some("another".parse().unwrap())),
         ("delete on termination", |i| i.volumes[0].delete_on_termination = false),
         (tags::INSTALLATION, |i| drop(i.tags.remove(tags::INSTALLATION))),
         (tags::TOKEN, |i| drop(i.tags.insert(tags::TOKEN.to_owned(), "another".to_owned()))),
@@ -61,16 +66,31 @@ fn every_difference_is_seen_and_named() {
 
 #[test]
 fn what_is_not_shown_yet_is_waited_for() {
-    let hide: [fn(&mut Instance); 6] = [
+    let hide: [fn(&mut Instance); 8] = [
         |i| i.kind = None,
         |i| i.nested = None,
         |i| i.imds_v2 = None,
         |i| i.attributes = None,
+        |i| i.attributes = Some(Err(support::error(FailureKind::Denied, "DescribeInstanceAttribute"))),
+        |i| i.profile = None,
         |i| i.volumes.clear(),
         |i| i.tags.clear(),
     ];
     for change in hide {
         assert!(matches!(after(change), ReadBack::NotYet(_)), "{:?}", after(change));
+    }
+}
+
+#[test]
+fn a_launch_given_up_because_attributes_could_not_be_asked_for_says_why() {
+    let (launch, mut view) = launched();
+    let denied = support::error(FailureKind::Denied, "DescribeInstanceAttribute");
+    view.instances.as_mut().unwrap()[0].attributes = Some(Err(denied.clone()));
+    let patience = Patience { arm_ms: u64::MAX, ..Patience::default() };
+    let d = launch.decide(&view, START.plus_ms(patience.appear_ms), &patience);
+    match d.launch.state() {
+        State::Closed { why: Why::ReadBack(why) } => assert!(why.contains(&denied.to_string()), "{why}"),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -117,10 +137,11 @@ fn nobody_enrols_before_the_host_is_armed_and_read_back() {
     let d = launch.decide(&view, START, &Patience::default());
     assert!(!d.launch.may_enrol(), "without its schedule");
     let instance = launch.instance().unwrap().clone();
-    view.schedule = Ok(Some(launch.schedule(&instance, launch.host().deadline())));
+    let schedule = launch.schedule(&instance);
+    view.schedule = Ok(Some(schedule.clone()));
     let armed = launch.decide(&view, START, &Patience::default()).launch;
     assert!(armed.may_enrol());
-    view.schedule = Ok(Some(launch.schedule(&instance, launch.host().deadline().plus_ms(MINUTE_MS))));
+    view.schedule = Ok(Some(KillSchedule { at: schedule.at.plus_ms(MINUTE_MS), ..schedule }));
     let d = launch.decide(&view, START, &Patience::default());
     assert!(!d.launch.may_enrol() && d.act.is_some(), "a schedule that comes too late is made anew");
 }

@@ -11,6 +11,8 @@ use drums_provider::{
     launch::Why,
     reap::{Account, Act, CEILING_MS, Reap, View, strays},
     receipt,
+    sweep::{Mode, Regions, Scope},
+    tags,
     words::VolumeId,
 };
 use proptest::prelude::*;
@@ -185,7 +187,7 @@ fn one_that_hangs_on_its_way_out_is_asked_on_and_alarmed_once() {
 #[test]
 fn protection_that_someone_switched_on_is_switched_off_and_then_it_is_terminated() {
     let mut c = Case::new(InstanceState::Running);
-    c.seen.as_mut().unwrap().attributes = Some(Attributes { terminate_on_shutdown: true, protected: true });
+    c.seen.as_mut().unwrap().attributes = Some(Ok(Attributes { protected: true, ..Attributes::MORTAL }));
     c.fails = Some(FailureKind::Protected);
     c.run(MINUTE_MS);
     let acts: Vec<_> = c.acts.iter().take(3).map(|(_, a)| a.clone()).collect();
@@ -242,14 +244,41 @@ fn a_reap_is_stored_and_read_again_as_it_was() {
 
 #[test]
 fn what_no_launch_and_no_reap_knows_is_a_stray_and_a_launch_under_way_is_not() {
-    let (_, owned) = instance(InstanceState::Running);
+    let (seen, owned) = instance(InstanceState::Running);
     let token = owned.token().unwrap();
-    let all = [owned.clone()];
-    assert!(strays(&all, &BTreeSet::from([token]), &BTreeSet::new()).is_empty(), "its launch may not know it yet");
-    assert!(strays(&all, &BTreeSet::new(), &BTreeSet::from([owned.clone()])).is_empty());
-    let found = strays(&all, &BTreeSet::new(), &BTreeSet::new());
+    let canaries = BTreeSet::from([support::canary()]);
+    let scope = Scope::new(support::OURS, Regions::All, canaries, Mode::Armed, HOUR_MS).unwrap();
+    let mut theirs = seen.clone();
+    theirs.token = Some(seen.token.as_ref().unwrap().replace("01010101", "02020202"));
+    let strays = |all: &[Instance], tokens, reaps| strays(&scope, all, &tokens, &reaps);
+    let all = &[seen.clone(), theirs];
+    assert!(strays(all, BTreeSet::from([token]), BTreeSet::new()).is_empty(), "its launch may not know it yet");
+    assert!(strays(all, BTreeSet::new(), BTreeSet::from([owned.clone()])).is_empty());
+    assert!(strays(&[instance(InstanceState::ShuttingDown).0], BTreeSet::new(), BTreeSet::new()).is_empty());
+    let found = strays(all, BTreeSet::new(), BTreeSet::new());
     assert_eq!(found.len(), 1);
     assert_eq!((&found[0].0, found[0].1.kind), (&owned, AlarmKind::Stray));
+}
+
+#[test]
+fn a_canary_is_no_stray() {
+    let scope = Scope::new(support::OURS, Regions::All, BTreeSet::from([support::canary()]), Mode::Armed, HOUR_MS);
+    let scope = scope.unwrap();
+    let found = |seen: Instance| strays(&scope, &[seen], &BTreeSet::new(), &BTreeSet::new()).len();
+    let canary = support::canary_instance(None);
+    assert_eq!(found(canary.clone()), 0);
+    assert_eq!(
+        found(Instance { state: InstanceState::Running, ..canary.clone() }),
+        0,
+        "one that was named, whatever it does"
+    );
+    let mut unnamed = Instance { id: "i-0000000000000000d".parse().unwrap(), ..canary };
+    assert_eq!(found(unnamed.clone()), 0, "the sweep tells of it");
+    unnamed.state = InstanceState::Running;
+    assert_eq!(found(unnamed), 1);
+    let (mut host, _) = instance(InstanceState::Running);
+    host.tags.insert(tags::ROLE.to_owned(), tags::CANARY.to_owned());
+    assert_eq!(found(host), 1, "no tag makes a host a canary");
 }
 
 proptest! {

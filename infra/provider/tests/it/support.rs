@@ -1,30 +1,29 @@
 //! A cloud in memory, as far as these tests need one: it gives an instance per token, shows it late, and fails as told.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     future::Future,
     pin::pin,
     task::{Context, Poll, Waker},
 };
 
-use drums_common::{
-    clock::Micros,
-    ids::{HostId, InstallationId},
-};
+use drums_common::{clock::Micros, ids::InstallationId};
 use drums_provider::{
-    ask::{Ask, RawAsk, RawHost},
+    ask::{Ask, AskedHost, RawAsk, RawHost},
+    books::Books,
     cloud::{
         Account, AttachedVolume, Attributes, Canary, ImageFacts, Instance, InstanceState, KillSchedule, LaunchOrder,
-        Placement, Quota, Recipe, ScheduleSetup, TypeFacts, UserData, VolumeKind,
+        Placement, Quota, ScheduleSetup, TypeFacts, UserData,
     },
     failure::{CloudError, FailureKind},
     gates::{self, Facts, HostFacts},
     host::OwnedHost,
     launch::Launch,
+    limits::Limits,
     money::{Quoted, Source, UsdMicros},
     spend::Rates,
     tags,
-    words::{Region, instant_text},
+    words::{InstanceProfile, Region, instant_text},
 };
 
 /// 2026-11-30, a little before noon.
@@ -62,11 +61,24 @@ pub fn raw_ask(life_ms: u64) -> RawAsk {
         experiment: Some("EXP-028".to_owned()),
         deadline: instant_text(START.plus_ms(life_ms)),
         max_usd: "50".to_owned(),
-        max_usd_per_day: "100".to_owned(),
         drain_minutes: 15,
-        max_hosts: 4,
-        longest_life_minutes: 24 * 60,
+        instance_profile: profile().to_string(),
         hosts: vec![host],
+    }
+}
+
+pub fn profile() -> InstanceProfile {
+    "drums-host-01010101".parse().unwrap()
+}
+
+pub fn limits() -> Limits {
+    Limits {
+        account: "123456789012".to_owned(),
+        day_usd: UsdMicros(100_000_000),
+        max_hosts: 4,
+        longest_life_ms: 24 * 60 * MINUTE_MS,
+        least_life_ms: 10 * MINUTE_MS,
+        sweep_age_ms: 10 * MINUTE_MS,
     }
 }
 
@@ -108,6 +120,7 @@ fn bare() -> Instance {
         imds_v2: None,
         public_address: false,
         security_groups: Vec::new(),
+        profile: None,
         volumes: Vec::new(),
         attributes: None,
     }
@@ -115,64 +128,48 @@ fn bare() -> Instance {
 
 /// Facts with which everything is allowed.
 pub fn facts(ask: &Ask) -> Facts {
-    let host = |_: &HostId| HostFacts {
-        kind: Ok(TypeFacts {
-            kind: "c8i.2xlarge".parse().unwrap(),
-            vcpus: 8,
-            memory_mib: 16_384,
-            architectures: vec!["x86_64".to_owned()],
-            nested_virtualisation: true,
-            bare_metal: false,
-            burstable: false,
-            zones: placements().into_iter().map(|p| p.zone).collect(),
-        }),
-        image: Ok(ImageFacts {
-            id: "ami-0123456789abcdef0".parse().unwrap(),
-            name: "debian-12".to_owned(),
-            architecture: "x86_64".to_owned(),
-            state: "available".to_owned(),
-            root_device: "/dev/xvda".to_owned(),
-            root_gib: 8,
-        }),
+    let kind = TypeFacts {
+        kind: "c8i.2xlarge".parse().unwrap(),
+        vcpus: 8,
+        memory_mib: 16_384,
+        architectures: vec!["x86_64".to_owned()],
+        nested_virtualisation: true,
+        bare_metal: false,
+        burstable: false,
+        zones: placements().into_iter().map(|p| p.zone).collect(),
+    };
+    let image = ImageFacts {
+        id: "ami-0123456789abcdef0".parse().unwrap(),
+        name: "debian-12".to_owned(),
+        architecture: "x86_64".to_owned(),
+        state: "available".to_owned(),
+        root_device: "/dev/xvda".to_owned(),
+        root_gib: 8,
+    };
+    let groups = || vec!["sg-00000001".parse().unwrap()];
+    let host = |asked: &AskedHost| HostFacts {
+        recipe: Ok(asked.recipe(&kind, &image, groups(), placements())),
+        kind: Ok(kind.clone()),
+        image: Ok(image.clone()),
         hour: Ok(quoted(UsdMicros(400_000))),
         gib_month: Ok(quoted(UsdMicros(95_200))),
         quota: Ok(quoted(Quota { limit: 64, used: 8 })),
         launches: placements().into_iter().map(|p| (p, Ok(()))).collect(),
     };
     Facts {
+        installation: OURS,
         account: Ok(Account {
             account: "123456789012".to_owned(),
             arn: "arn:aws:iam::123456789012:user/bench".to_owned(),
             clock: START,
         }),
-        expected_account: "123456789012".to_owned(),
         local: START,
         canaries: vec![(canary(), Ok(canary_instance(Some(Micros(START.0 - 60_000_000)))))],
-        sweep_age_ms: 10 * MINUTE_MS,
         terminate: BTreeMap::from([(region(), Ok(()))]),
-        schedules: BTreeMap::from([(region(), Ok("made, read back, deleted".to_owned()))]),
-        hosts: ask.hosts.iter().map(|h| (h.host.clone(), host(&h.host))).collect(),
+        schedules: BTreeMap::from([(region(), (setup(), Ok("made, read back, deleted".to_owned())))]),
+        hosts: ask.hosts.iter().map(|h| (h.host.clone(), host(h))).collect(),
         alive: Ok(0),
-        meters: Vec::new(),
-        least_life_ms: 10 * MINUTE_MS,
-    }
-}
-
-pub fn recipe() -> Recipe {
-    Recipe {
-        region: region(),
-        kind: "c8i.2xlarge".parse().unwrap(),
-        image: "ami-0123456789abcdef0".parse().unwrap(),
-        root_device: "/dev/xvda".to_owned(),
-        volume: VolumeKind::Gp3,
-        volume_gib: 30,
-        market: drums_provider::cloud::Market::OnDemand,
-        nested: true,
-        prove_guest: true,
-        security_groups: vec!["sg-00000001".parse().unwrap()],
-        instance_profile: None,
-        user_data: UserData("#!/bin/sh".to_owned()),
-        placements: placements(),
+        books: Books::default(),
     }
 }
 
@@ -186,14 +183,16 @@ pub fn setup() -> ScheduleSetup {
 
 /// A launch that passed its gates, with this long to its deadline from [`START`].
 pub fn launch(life_ms: u64) -> Launch {
-    let mut ask = raw_ask(life_ms).read().unwrap();
-    ask.longest_life_ms = u64::MAX;
-    let mut facts = facts(&ask);
-    facts.least_life_ms = 1;
-    let (table, cleared) = gates::judge(&ask, &facts);
+    let ask = raw_ask(life_ms).read().unwrap();
+    let limits = Limits { longest_life_ms: u64::MAX, least_life_ms: 1, ..limits() };
+    let (table, cleared) = gates::judge(&ask, &limits, &facts(&ask));
     let cleared = cleared.unwrap_or_else(|| panic!("{table}"));
-    let host = OwnedHost::first(OURS, ask.hosts[0].host.clone(), ask.campaign);
-    Launch::begin(host, recipe(), setup(), &cleared).unwrap()
+    cleared.confirm(&Books::default(), START).unwrap().remove(0)
+}
+
+/// User data that differ by attempt and by when they were made, as real ones do.
+pub fn user_data(host: &OwnedHost, at: Micros) -> UserData {
+    UserData(format!("#!/bin/sh\n# {} {}", host.token(), at.0))
 }
 
 /// What the cloud made of an order, faithfully.
@@ -213,8 +212,9 @@ pub fn instance_of(order: &LaunchOrder, number: u64, at: Micros) -> Instance {
         imds_v2: Some(true),
         public_address: false,
         security_groups: order.recipe.security_groups.clone(),
+        profile: Some(order.recipe.profile.clone()),
         volumes: vec![AttachedVolume { id: "vol-00000001".parse().unwrap(), delete_on_termination: true }],
-        attributes: Some(Attributes { terminate_on_shutdown: true, protected: false }),
+        attributes: Some(Ok(Attributes::MORTAL)),
     }
 }
 
@@ -243,10 +243,11 @@ pub struct World {
     /// Options that are dropped without a word.
     pub drops_nested: bool,
     pub schedule_fails: Option<FailureKind>,
+    pub mend_fails: Option<FailureKind>,
     pub terminate_fails: VecDeque<FailureKind>,
     late: Vec<(Micros, LaunchOrder)>,
-    /// Every token that was ever called with.
-    pub tokens: BTreeSet<String>,
+    /// Every token that was ever called with, and what with. Another order under the same token is refused.
+    pub tokens: BTreeMap<String, (LaunchOrder, UserData)>,
 }
 
 impl World {
@@ -287,9 +288,12 @@ impl World {
         made
     }
 
-    pub fn run(&mut self, order: &LaunchOrder) -> Result<Instance, CloudError> {
+    pub fn run(&mut self, order: &LaunchOrder, user_data: &UserData) -> Result<Instance, CloudError> {
         let token = order.token().to_string();
-        self.tokens.insert(token.clone());
+        let whole = (order.clone(), user_data.clone());
+        if *self.tokens.entry(token.clone()).or_insert_with(|| whole.clone()) != whole {
+            return Err(error(FailureKind::TokenReused, "RunInstances"));
+        }
         // Whoever has it already gets it, whatever the fault of the day.
         let there = self.instances.iter().any(|i| i.token.as_deref() == Some(&token));
         let unknown = || error(FailureKind::Unknown, "RunInstances");
@@ -323,7 +327,7 @@ impl World {
         }
         let it = self.instances.iter_mut().find(|i| i.id.as_str() == id);
         let it = it.ok_or_else(|| error(FailureKind::NotFound, "TerminateInstances"))?;
-        if it.attributes.is_some_and(|a| a.protected) {
+        if it.attributes.as_ref().is_some_and(|a| a.as_ref().is_ok_and(|a| a.protected || a.stop_protected)) {
             return Err(error(FailureKind::Protected, "TerminateInstances"));
         }
         if it.state != InstanceState::Terminated {
@@ -332,10 +336,21 @@ impl World {
         Ok(())
     }
 
+    pub fn attributes(&mut self, id: &str, change: impl Fn(&mut Attributes)) {
+        let all = self.instances.iter_mut().filter(|i| i.id.as_str() == id);
+        all.filter_map(|i| i.attributes.as_mut()?.as_mut().ok()).for_each(change);
+    }
+
     pub fn unprotect(&mut self, id: &str) {
-        for it in self.instances.iter_mut().filter(|i| i.id.as_str() == id) {
-            it.attributes = Some(Attributes { terminate_on_shutdown: true, protected: false });
+        self.attributes(id, |a| (a.protected, a.stop_protected) = (false, false));
+    }
+
+    pub fn mend(&mut self, id: &str) -> Result<(), CloudError> {
+        if let Some(kind) = self.mend_fails {
+            return Err(error(kind, "ModifyInstanceAttribute"));
         }
+        self.attributes(id, |a| *a = Attributes::MORTAL);
+        Ok(())
     }
 
     pub fn put_schedule(&mut self, schedule: &KillSchedule) -> Result<(), CloudError> {

@@ -11,7 +11,7 @@ use drums_provider::{
     alarm::AlarmKind,
     cloud::{
         Account, Attributes, Canary, Cloud, ImageFacts, ImageSource, Instance, InstanceState, KillSchedule,
-        LaunchOrder, Market, Quota, ScheduleName, ScheduleSetup, TypeFacts, VolumeKind,
+        LaunchOrder, Market, Quota, ScheduleName, ScheduleSetup, TypeFacts, UserData, VolumeKind,
     },
     deadline::{Campaign, TagSays},
     failure::{CloudError, FailureKind},
@@ -235,6 +235,11 @@ impl Cloud for Memory {
         self.world.lock().unwrap().unprotect(kill.instance().as_str());
         Ok(())
     }
+    async fn end_on_shutdown(&self, kill: &KillId) -> Result<(), CloudError> {
+        let mut world = self.world.lock().unwrap();
+        world.attributes(kill.instance().as_str(), |a| a.terminate_on_shutdown = true);
+        Ok(())
+    }
     async fn note_sweep(&self, canary: &Canary, _: Micros) -> Result<(), CloudError> {
         self.noted.lock().unwrap().push(canary.clone());
         Ok(())
@@ -260,8 +265,8 @@ impl Cloud for Memory {
     async fn vcpus(&self, _: &Region, _: &InstanceType, _: Market) -> Result<Quoted<Quota>, CloudError> {
         Err(error(FailureKind::Unsupported, "GetServiceQuota"))
     }
-    async fn run(&self, order: &LaunchOrder) -> Result<Instance, CloudError> {
-        self.world.lock().unwrap().run(order)
+    async fn run(&self, order: &LaunchOrder, user_data: &UserData) -> Result<Instance, CloudError> {
+        self.world.lock().unwrap().run(order, user_data)
     }
     async fn would_run(&self, _: &LaunchOrder) -> Result<(), CloudError> {
         Err(error(FailureKind::Unsupported, "RunInstances"))
@@ -301,7 +306,7 @@ impl Cloud for Memory {
 fn row_07_with_nothing_but_the_cloud_a_sweep_ends_each_by_a_call_of_its_own_protected_ones_too() {
     let mut world = World::new();
     world.pass(60 * MINUTE_MS);
-    let protected = Some(Attributes { terminate_on_shutdown: true, protected: true });
+    let protected = Some(Ok(Attributes { protected: true, stop_protected: true, ..Attributes::MORTAL }));
     world.instances = vec![
         support::canary_instance(None),
         host(OURS, 1),

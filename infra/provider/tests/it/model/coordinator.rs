@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use drums_provider::{
-    cloud::{Instance, InstanceState},
+    cloud::{Instance, InstanceState, KillSchedule},
     failure::FailureKind,
     launch::{self, Guest, Launch, Look, Reply, State, Why},
     reap::{self, Reap, strays},
@@ -49,7 +49,8 @@ impl Paid {
             Look::Instance(_, id) => shown.into_iter().filter(|i| i.id == id).collect(),
         };
         let schedule = w.schedules.get(&launch.host().attempt()).filter(|(_, fired)| !fired);
-        let schedule = schedule.zip(host).map(|((at, _), h)| launch.schedule(&self.owned(h), *at));
+        let at = |at, h| KillSchedule { at, ..launch.schedule(&self.owned(h)) };
+        let schedule = schedule.zip(host).map(|((due, _), h)| at(*due, h));
         let denied = |call| error(FailureKind::Denied, call);
         let enrolled = host.is_some_and(|h| h.enrolled);
         launch::View {
@@ -99,7 +100,7 @@ impl Paid {
         let mut tried = w.clone();
         let before = (tried.launch.clone(), tried.reaps.clone());
         loop {
-            if matches!(tried.turn, Turn::Run | Turn::Put(_) | Turn::ReapAct(..)) || tried.moved {
+            if matches!(tried.turn, Turn::Run | Turn::Put(_) | Turn::Mend | Turn::ReapAct(..)) || tried.moved {
                 return;
             }
             if tried.turn == Turn::Rest {
@@ -119,13 +120,25 @@ impl Paid {
             Turn::Launch => {
                 let decision = w.launch.decide(&self.view(w, &w.launch), now, &self.patience);
                 w.moved |= decision.launch != *w.launch || !decision.reap.is_empty();
+                let mut prepared = None;
                 let act = decision.act.map(|act| match act {
-                    launch::Act::Run(_) => Turn::Run,
+                    launch::Act::Prepare { host, .. } => {
+                        // Of no cloud: made, and then stored, or lost with the process.
+                        prepared = Some(launch::Reply::Prepared(Ok(support::user_data(&host, now))));
+                        Turn::Launch
+                    }
+                    launch::Act::Run(..) => Turn::Run,
                     launch::Act::PutSchedule(schedule) => Turn::Put(schedule.at),
+                    launch::Act::Mend(..) => Turn::Mend,
                 });
                 if self.without == Without::Intent && act == Some(Turn::Run) {
                     w.unstored = Some(Arc::new(decision.launch));
                 } else {
+                    self.store(w, decision.launch, decision.reap);
+                }
+                if let Some(reply) = prepared {
+                    let decision = w.launch.heard(&reply, now, &self.patience);
+                    w.moved = true;
                     self.store(w, decision.launch, decision.reap);
                 }
                 w.turn = match act {
@@ -158,6 +171,19 @@ impl Paid {
                 let launch = w.launch.clone();
                 let reply = reply.map_err(|kind| error(kind, "CreateSchedule"));
                 self.heard(w, &launch, &Reply::Scheduled(reply));
+            }
+            Turn::Mend => {
+                let attempt = w.launch.host().attempt();
+                let done = !Self::denied(w) && outcome != Outcome::Never && self.without != Without::Unprotect;
+                if let Some(host) = w.hosts.iter_mut().find(|h| h.attempt == attempt && done) {
+                    (host.protected, host.stops_only) = (false, false);
+                }
+                w.turn = Turn::Mended(Self::reply(w, outcome));
+            }
+            Turn::Mended(reply) => {
+                let launch = w.launch.clone();
+                let reply = reply.map_err(|kind| error(kind, "ModifyInstanceAttribute"));
+                self.heard(w, &launch, &Reply::Mended(reply));
             }
             Turn::Reap(i) if i < w.reaps.len() && self.without != Without::Reaper => {
                 let decision = w.reaps[i].decide(&self.reap_view(w, &w.reaps[i]), now);
@@ -269,10 +295,10 @@ impl Paid {
 
     fn strays(&self, w: &mut World) {
         let alive = w.hosts.iter().filter(|h| !h.state.is_going() && Self::is_shown(w, h));
-        let owned: Vec<_> = alive.map(|h| self.owned(h)).collect();
+        let owned: Vec<_> = alive.map(|h| self.seen(h)).collect();
         let tokens = if w.launch.is_closed() { BTreeSet::new() } else { BTreeSet::from([w.launch.host().token()]) };
         let reaps = w.reaps.iter().map(|r| r.instance().clone()).collect();
-        for (instance, alarm) in strays(&owned, &tokens, &reaps) {
+        for (instance, alarm) in strays(&self.scope, &owned, &tokens, &reaps) {
             w.moved = true;
             self.take(w, instance, Why::Unwanted(alarm.message));
         }

@@ -86,7 +86,7 @@ enum Without {
     Schedule,
     Sweeper,
     Reaper,
-    /// Reaper and sweeper do not switch protection off.
+    /// Launch, reaper and sweeper do not switch protection off.
     Unprotect,
     /// The launch is stored after its call and not before.
     Intent,
@@ -161,6 +161,8 @@ enum Turn {
     Ran(Result<usize, FailureKind>),
     Put(Micros),
     Scheduled(Result<(), FailureKind>),
+    Mend,
+    Mended(Result<(), FailureKind>),
     Reap(usize),
     ReapAct(usize, ReapAct),
     ReapHeard(usize, ReapAct, Result<(), FailureKind>),
@@ -269,7 +271,7 @@ impl Model for Paid {
             }
         } else {
             out.push(Step::Coordinator(Outcome::Plain));
-            let calls = matches!(w.turn, Turn::Run | Turn::Put(_) | Turn::ReapAct(..));
+            let calls = matches!(w.turn, Turn::Run | Turn::Put(_) | Turn::Mend | Turn::ReapAct(..));
             if room && calls && !w.faults.contains(&Fault::Credentials) {
                 out.push(Step::Coordinator(Outcome::ReplyLost));
                 out.push(Step::Coordinator(Outcome::Never));

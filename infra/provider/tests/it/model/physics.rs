@@ -36,6 +36,7 @@ impl Paid {
             settle_ms: if without == Without::Settling { 0 } else { minutes(3) },
             retry_ms: 0,
             attempts: 3,
+            fresh_ms: minutes(4),
             least_life_ms: minutes(3),
         };
         let launch = support::launch(minutes(u64::from(deadline)));
@@ -45,6 +46,7 @@ impl Paid {
             let at = |place: usize| {
                 let mut order = launch.order();
                 order.host = host.clone();
+                order.due = host.deadline();
                 order.placement = order.recipe.placements[place].clone();
                 support::instance_of(&order, attempt, START)
             };
@@ -75,7 +77,11 @@ impl Paid {
         let mut seen = self.made[usize::from(host.attempt) - 1][host.place].clone();
         seen.state = host.state;
         seen.launched = self.at(host.made);
-        seen.attributes = Some(Attributes { terminate_on_shutdown: !host.stops_only, protected: host.protected });
+        seen.attributes = Some(Ok(Attributes {
+            terminate_on_shutdown: !host.stops_only,
+            protected: host.protected,
+            stop_protected: false,
+        }));
         if host.tag_later {
             seen.tags.insert(tags::DEADLINE.to_owned(), "2999-01-01T00:00:00Z".to_owned());
         }
