@@ -2,6 +2,8 @@
 
 mod gates;
 mod launch;
+mod look;
+mod memory;
 mod model;
 mod ownership;
 mod readback;

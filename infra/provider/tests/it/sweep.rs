@@ -1,29 +1,23 @@
 //! The sweep: exact, complete or failed, and never blind without saying so.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Mutex,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use async_trait::async_trait;
 use drums_common::{clock::Micros, ids::InstallationId};
 use drums_provider::{
     alarm::AlarmKind,
-    cloud::{
-        Account, Attributes, Canary, Cloud, ImageFacts, ImageSource, Instance, InstanceState, KillSchedule,
-        LaunchOrder, Market, Quota, ScheduleName, ScheduleSetup, TypeFacts, UserData, VolumeKind,
-    },
+    cloud::{Attributes, Instance, InstanceState},
     deadline::{Campaign, TagSays},
-    failure::{CloudError, FailureKind},
-    host::{KillId, OwnedHost},
-    money::{Quoted, UsdMicros},
+    failure::FailureKind,
+    host::OwnedHost,
     sweep::{self, BadScope, Mode, Regions, Scope, Spare, View},
     tags,
-    token::ClientToken,
-    words::{InstanceId, InstanceType, Region, SubnetId, VolumeId, Zone, instant_text},
+    words::{Region, instant_text},
 };
 
-use super::support::{self, MINUTE_MS, OURS, START, THEIRS, World, canary, error, ready};
+use super::{
+    memory::Memory,
+    support::{self, MINUTE_MS, OURS, START, THEIRS, World, canary, error, ready},
+};
 
 const LIFE_MS: u64 = 60 * MINUTE_MS;
 const LONGEST_MS: u64 = 24 * 60 * MINUTE_MS;
@@ -208,100 +202,6 @@ fn a_scope_that_could_see_nothing_is_refused() {
     assert_eq!(new(Regions::All, here, 0), BadScope::NoLife);
 }
 
-/// A cloud in memory behind the port, as far as a sweep goes.
-struct Memory {
-    world: Mutex<World>,
-    noted: Mutex<Vec<Canary>>,
-}
-
-#[async_trait]
-impl Cloud for Memory {
-    async fn account(&self) -> Result<Account, CloudError> {
-        let clock = self.world.lock().unwrap().now;
-        Ok(Account { account: "123456789012".to_owned(), arn: String::new(), clock })
-    }
-    async fn regions(&self) -> Result<Vec<Region>, CloudError> {
-        Ok(vec![support::region()])
-    }
-    async fn owned(&self, region: &Region, _: InstallationId) -> Result<Vec<Instance>, CloudError> {
-        let world = self.world.lock().unwrap();
-        Ok(world.instances.iter().filter(|i| i.region == *region).cloned().collect())
-    }
-    async fn terminate(&self, kill: &KillId) -> Result<InstanceState, CloudError> {
-        let id = kill.instance().as_str();
-        self.world.lock().unwrap().terminate(id).map(|()| InstanceState::ShuttingDown)
-    }
-    async fn unprotect(&self, kill: &KillId) -> Result<(), CloudError> {
-        self.world.lock().unwrap().unprotect(kill.instance().as_str());
-        Ok(())
-    }
-    async fn end_on_shutdown(&self, kill: &KillId) -> Result<(), CloudError> {
-        let mut world = self.world.lock().unwrap();
-        world.attributes(kill.instance().as_str(), |a| a.terminate_on_shutdown = true);
-        Ok(())
-    }
-    async fn note_sweep(&self, canary: &Canary, _: Micros) -> Result<(), CloudError> {
-        self.noted.lock().unwrap().push(canary.clone());
-        Ok(())
-    }
-    async fn type_facts(&self, _: &Region, _: &InstanceType) -> Result<TypeFacts, CloudError> {
-        Err(error(FailureKind::Unsupported, "DescribeInstanceTypes"))
-    }
-    async fn nested_types(&self, _: &Region) -> Result<Vec<InstanceType>, CloudError> {
-        Err(error(FailureKind::Unsupported, "DescribeInstanceTypes"))
-    }
-    async fn image(&self, _: &Region, _: &ImageSource) -> Result<ImageFacts, CloudError> {
-        Err(error(FailureKind::Unsupported, "DescribeImages"))
-    }
-    async fn subnet(&self, _: &Region, _: &SubnetId) -> Result<Zone, CloudError> {
-        Err(error(FailureKind::Unsupported, "DescribeSubnets"))
-    }
-    async fn hour_price(&self, _: &Region, _: &InstanceType) -> Result<Quoted<UsdMicros>, CloudError> {
-        Err(error(FailureKind::Unsupported, "GetProducts"))
-    }
-    async fn volume_price(&self, _: &Region, _: VolumeKind) -> Result<Quoted<UsdMicros>, CloudError> {
-        Err(error(FailureKind::Unsupported, "GetProducts"))
-    }
-    async fn vcpus(&self, _: &Region, _: &InstanceType, _: Market) -> Result<Quoted<Quota>, CloudError> {
-        Err(error(FailureKind::Unsupported, "GetServiceQuota"))
-    }
-    async fn run(&self, order: &LaunchOrder, user_data: &UserData) -> Result<Instance, CloudError> {
-        self.world.lock().unwrap().run(order, user_data)
-    }
-    async fn would_run(&self, _: &LaunchOrder) -> Result<(), CloudError> {
-        Err(error(FailureKind::Unsupported, "RunInstances"))
-    }
-    async fn by_token(&self, _: &Region, _: &ClientToken) -> Result<Vec<Instance>, CloudError> {
-        Err(error(FailureKind::Unsupported, "DescribeInstances"))
-    }
-    async fn inspect(&self, _: &Region, _: &InstanceId) -> Result<Instance, CloudError> {
-        Err(error(FailureKind::Unsupported, "DescribeInstances"))
-    }
-    async fn would_terminate(&self, _: &Region, _: &InstanceId) -> Result<(), CloudError> {
-        Err(error(FailureKind::Unsupported, "TerminateInstances"))
-    }
-    async fn volumes(&self, _: &Region, _: &ClientToken) -> Result<Vec<VolumeId>, CloudError> {
-        Err(error(FailureKind::Unsupported, "DescribeVolumes"))
-    }
-    async fn put_schedule(&self, schedule: &KillSchedule) -> Result<(), CloudError> {
-        self.world.lock().unwrap().put_schedule(schedule)
-    }
-    async fn schedule(
-        &self,
-        _: &Region,
-        _: &ScheduleName,
-        _: &ScheduleSetup,
-    ) -> Result<Option<KillSchedule>, CloudError> {
-        Err(error(FailureKind::Unsupported, "GetSchedule"))
-    }
-    async fn delete_schedule(&self, _: &Region, _: &ScheduleName, _: &ScheduleSetup) -> Result<(), CloudError> {
-        Err(error(FailureKind::Unsupported, "DeleteSchedule"))
-    }
-    async fn prove_schedules(&self, _: &Region, _: &ScheduleSetup) -> Result<String, CloudError> {
-        Err(error(FailureKind::Unsupported, "CreateSchedule"))
-    }
-}
-
 #[test]
 fn row_07_with_nothing_but_the_cloud_a_sweep_ends_each_by_a_call_of_its_own_protected_ones_too() {
     let mut world = World::new();
@@ -316,7 +216,7 @@ fn row_07_with_nothing_but_the_cloud_a_sweep_ends_each_by_a_call_of_its_own_prot
     ];
     // The first call fails for good: the others are made all the same.
     world.terminate_fails.push_back(FailureKind::Unknown);
-    let cloud = Memory { world: Mutex::new(world), noted: Mutex::new(Vec::new()) };
+    let cloud = Memory::new(world);
     let scope = scope(Mode::Armed);
     let sweep_once = || {
         let view = ready(sweep::look(&cloud, &scope, after(60)));
@@ -327,17 +227,12 @@ fn row_07_with_nothing_but_the_cloud_a_sweep_ends_each_by_a_call_of_its_own_prot
     assert!(sweep.is_complete());
     let ok: Vec<_> = done.iter().map(|(_, r)| r.is_ok()).collect();
     assert_eq!(ok, [false, true, true]);
-    assert_eq!(
-        *cloud.noted.lock().unwrap(),
-        [],
-        "launches are told of a sweep that ended what it should, and of no other"
-    );
+    assert_eq!(cloud.noted(), [], "launches are told of a sweep that ended what it should, and of no other");
     assert_eq!(sweep_once().0.len(), 1, "the next sweep has the one that is left");
-    assert_eq!(*cloud.noted.lock().unwrap(), [canary()]);
-    cloud.noted.lock().unwrap().clear();
+    assert_eq!(cloud.noted(), [canary()]);
     let shadow = sweep::decide(&self::scope(Mode::Shadow), &ready(sweep::look(&cloud, &scope, after(60))));
     assert!(shadow.is_complete() && ready(sweep::carry_out(&cloud, &shadow)).is_empty());
-    assert_eq!(*cloud.noted.lock().unwrap(), [], "a shadow ends nothing");
-    let alive: Vec<_> = cloud.world.lock().unwrap().alive().iter().map(|i| i.id.to_string()).collect();
+    assert_eq!(cloud.noted(), [], "a shadow ends nothing");
+    let alive: Vec<_> = cloud.world().alive().iter().map(|i| i.id.to_string()).collect();
     assert_eq!(alive, ["i-0000000000000000c", "i-00000000000000004"], "the canary, and another installation's");
 }
