@@ -1,5 +1,7 @@
 //! AWS's shapes and ours.
 
+use std::collections::BTreeSet;
+
 use aws_sdk_ec2::{
     primitives::DateTime,
     types::{self, Filter, HttpTokensState, InstanceStateName, NestedVirtualizationSpecification},
@@ -54,7 +56,10 @@ pub(crate) fn instance(call: &str, region: &Region, seen: &types::Instance) -> R
     let volumes: Result<_, CloudError> = volumes
         .map(|(id, delete_on_termination)| Ok(AttachedVolume { id: named(call, id)?, delete_on_termination }))
         .collect();
-    let groups = seen.security_groups().iter().filter_map(types::GroupIdentifier::group_id);
+    // Of every interface: each of them lets in what its own groups let in.
+    let interfaces = seen.network_interfaces().iter().flat_map(types::InstanceNetworkInterface::groups);
+    let groups = seen.security_groups().iter().chain(interfaces).filter_map(types::GroupIdentifier::group_id);
+    let groups: BTreeSet<&str> = groups.collect();
     let v6 = seen.network_interfaces().iter().any(|n| !n.ipv6_addresses().is_empty());
     let nested = seen.cpu_options().and_then(types::CpuOptions::nested_virtualization);
     let tags = seen.tags().iter().filter_map(|t| Some((t.key()?.to_owned(), t.value().unwrap_or_default().to_owned())));
@@ -82,7 +87,7 @@ pub(crate) fn instance(call: &str, region: &Region, seen: &types::Instance) -> R
             .and_then(|arn| arn.rsplit('/').next())
             .map(|name| named(call, name))
             .transpose()?,
-        security_groups: groups.map(|g| named(call, g)).collect::<Result<_, _>>()?,
+        security_groups: groups.into_iter().map(|g| named(call, g)).collect::<Result<_, _>>()?,
         volumes: volumes?,
         attributes: None,
     })

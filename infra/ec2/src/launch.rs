@@ -7,8 +7,9 @@ use aws_sdk_ec2::{
     types::{
         BlockDeviceMapping, CpuOptionsRequest, EbsBlockDevice, HttpTokensState, IamInstanceProfileSpecification,
         InstanceInterruptionBehavior, InstanceMarketOptionsRequest, InstanceMetadataEndpointState,
-        InstanceMetadataOptionsRequest, InstanceType, MarketType, NestedVirtualizationSpecification, ResourceType,
-        ShutdownBehavior, SpotInstanceType, SpotMarketOptions, Tag, TagSpecification, VolumeType,
+        InstanceMetadataOptionsRequest, InstanceNetworkInterfaceSpecification, InstanceType, MarketType,
+        NestedVirtualizationSpecification, ResourceType, ShutdownBehavior, SpotInstanceType, SpotMarketOptions, Tag,
+        TagSpecification, VolumeType,
     },
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -57,8 +58,17 @@ fn request(client: &Client, order: &LaunchOrder) -> RunInstancesFluentBuilder {
         .max_count(1)
         .image_id(recipe.image.as_str())
         .instance_type(InstanceType::from(recipe.kind.as_str()))
-        .subnet_id(order.placement.subnet.as_str())
-        .set_security_group_ids(Some(recipe.security_groups.iter().map(|g| g.as_str().to_owned()).collect()))
+        .network_interfaces(
+            // Without an address from outside, whatever the subnet gives by itself.
+            InstanceNetworkInterfaceSpecification::builder()
+                .device_index(0)
+                .subnet_id(order.placement.subnet.as_str())
+                .set_groups(Some(recipe.security_groups.iter().map(|g| g.as_str().to_owned()).collect()))
+                .associate_public_ip_address(false)
+                .ipv6_address_count(0)
+                .delete_on_termination(true)
+                .build(),
+        )
         .instance_initiated_shutdown_behavior(ShutdownBehavior::Terminate)
         .disable_api_termination(false)
         .disable_api_stop(false)

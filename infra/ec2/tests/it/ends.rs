@@ -1,6 +1,6 @@
 use drums_ec2::{Ec2, Settings};
 use drums_provider::{
-    cloud::{Cloud as _, InstanceState},
+    cloud::{Attributes, Cloud as _, InstanceState},
     failure::FailureKind,
     host::KillId,
 };
@@ -46,12 +46,30 @@ async fn protection_that_somebody_switched_on_is_told_and_switched_off() {
     let cloud = peer.ec2("A").await;
     let kill = host(&peer, &cloud, 1).await;
     sdk::protect(&peer, &region(), kill.instance().as_str()).await;
-    assert!(cloud.inspect(&region(), kill.instance()).await.unwrap().attributes.unwrap().unwrap().protected);
+    sdk::protect_from_stops(&peer, &region(), kill.instance().as_str()).await;
+    let both = Attributes { protected: true, stop_protected: true, ..Attributes::MORTAL };
+    let attributes = || async { cloud.inspect(&region(), kill.instance()).await.unwrap().attributes };
+    assert_eq!(attributes().await, Some(Ok(both)));
     let refused = cloud.terminate(&kill).await.unwrap_err();
     assert_eq!(refused.kind, FailureKind::Protected, "{refused}");
     cloud.unprotect(&kill).await.unwrap();
+    assert_eq!(attributes().await, Some(Ok(Attributes::MORTAL)));
     cloud.terminate(&kill).await.unwrap();
     assert_eq!(peer.state(kill.instance()), "terminated");
+    assert_eq!(attributes().await, None, "of what goes they are not asked for");
+}
+
+#[tokio::test]
+async fn why_attributes_could_not_be_asked_for_is_told_with_what_was_seen() {
+    let peer = Peer::start();
+    let cloud = peer.ec2("A").await;
+    let kill = host(&peer, &cloud, 1).await;
+    for skip in 0..3 {
+        peer.fault(&json!({ "action": "DescribeInstanceAttribute", "skip": skip, "code": "UnauthorizedOperation", "status": 403 }));
+        let seen = cloud.inspect(&region(), kill.instance()).await.unwrap();
+        let denied = seen.attributes.unwrap().unwrap_err();
+        assert_eq!((seen.state, denied.kind), (InstanceState::Running, FailureKind::Denied), "call {skip}");
+    }
 }
 
 #[tokio::test]

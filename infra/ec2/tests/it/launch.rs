@@ -43,6 +43,7 @@ async fn one_call_launches_a_host_with_everything() {
     assert_eq!(back.kind.as_ref(), Some(&order.recipe.kind));
     assert_eq!(back.image.as_ref(), Some(&order.recipe.image));
     assert_eq!(back.security_groups, order.recipe.security_groups);
+    assert!(!back.public_address, "although its subnet gives one by itself");
     assert_eq!(back.profile.as_ref(), Some(&order.recipe.profile));
     let volumes: Vec<_> = back.volumes.iter().map(|v| (v.id.clone(), v.delete_on_termination)).collect();
     assert_eq!(volumes.len(), 1);
@@ -98,7 +99,7 @@ async fn where_there_is_no_capacity_the_next_subnet_takes_the_same_token() {
     let cloud = peer.ec2("A").await;
     let mut order = peer.order(&region(), OURS, 1, LIFE_MS).await;
     let (full, next) = (order.placement.clone(), order.recipe.placements[1].clone());
-    let place = json!({ "SubnetId": full.subnet.as_str() });
+    let place = json!({ "NetworkInterface.1.SubnetId": full.subnet.as_str() });
     for code in ["InsufficientInstanceCapacity", "InsufficientFreeAddressesInSubnet"] {
         peer.fault(&json!({ "action": "RunInstances", "where": place, "code": code, "status": 500 }));
         let failed = run(&cloud, &order).await.unwrap_err();

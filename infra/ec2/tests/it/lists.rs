@@ -29,11 +29,8 @@ async fn a_sweep_goes_over_pages_and_regions_and_spares_whom_it_must() {
     overdue.insert(far.id.to_string());
     let early = run(&admin, &peer.order(&region(), OURS, 501, HOUR_MS as i64).await).await.unwrap().id.to_string();
     let theirs = run(&admin, &peer.order(&region(), THEIRS, 502, 1_000).await).await.unwrap().id.to_string();
-    let installation = OURS.to_string();
-    let canary_tags = [(tags::INSTALLATION, installation.as_str()), (tags::ROLE, tags::CANARY)];
+    let canary = sdk::canary(&peer, &region(), image, OURS).await;
     let sdk = sdk::ec2(&peer, &region()).await;
-    let canary = sdk::plain(&sdk, image, &canary_tags).await;
-    sdk.stop_instances().instance_ids(&canary).send().await.unwrap();
     let foreign = sdk::plain(&sdk, image, &[("Name", "somebody's")]).await;
     let adopted = sdk::plain(&sdk, image, &[(tags::HOST, "h9")]).await;
     // Somebody edits a tag to make one live for ever.

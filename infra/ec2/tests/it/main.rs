@@ -2,6 +2,7 @@
 
 mod ends;
 mod facts;
+mod gates;
 mod launch;
 mod lists;
 mod peer;

@@ -29,7 +29,7 @@ pub const START: Micros = Micros(1_796_000_000_000_000);
 pub const HOUR_MS: u64 = 3_600_000;
 pub const OURS: InstallationId = InstallationId([0x0a, 0x1b, 0x2c, 0x3d]);
 pub const THEIRS: InstallationId = InstallationId([0x99; 4]);
-const AMI: &str = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64";
+pub const AMI: &str = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64";
 
 /// The emulator; it ends with this value, and with the process that started it, whose end of a pipe closes.
 pub struct Peer {
@@ -230,7 +230,9 @@ pub mod sdk {
         tls::{self, rustls_provider::CryptoMode},
     };
 
-    use super::{Peer, Region};
+    use drums_provider::tags;
+
+    use super::{InstallationId, Peer, Region};
 
     async fn config(peer: &Peer, at: &Region) -> SdkConfig {
         let keys = aws_sdk_ec2::config::Credentials::new("TEST", "secret", None, None, "test");
@@ -254,9 +256,22 @@ pub mod sdk {
         let request = ec2(peer, at).await.modify_instance_attribute().instance_id(id).disable_api_termination(on);
         request.send().await.unwrap();
     }
+    pub async fn protect_from_stops(peer: &Peer, at: &Region, id: &str) {
+        let on = aws_sdk_ec2::types::AttributeBooleanValue::builder().value(true).build();
+        ec2(peer, at).await.modify_instance_attribute().instance_id(id).disable_api_stop(on).send().await.unwrap();
+    }
     pub async fn tag(peer: &Peer, at: &Region, id: &str, key: &str, value: &str) {
         let tag = aws_sdk_ec2::types::Tag::builder().key(key).value(value).build();
         ec2(peer, at).await.create_tags().resources(id).tags(tag).send().await.unwrap();
+    }
+    /// A stopped instance that sweeps must find.
+    pub async fn canary(peer: &Peer, at: &Region, image: &str, installation: InstallationId) -> String {
+        let installation = installation.to_string();
+        let tags = [(tags::INSTALLATION, installation.as_str()), (tags::ROLE, tags::CANARY)];
+        let ec2 = ec2(peer, at).await;
+        let canary = plain(&ec2, image, &tags).await;
+        ec2.stop_instances().instance_ids(&canary).send().await.unwrap();
+        canary
     }
     /// An instance that nobody of ours launched, with these tags.
     pub async fn plain(ec2: &aws_sdk_ec2::Client, image: &str, tags: &[(&str, &str)]) -> String {

@@ -7,9 +7,7 @@ use drums_provider::{
 };
 use serde_json::Value;
 
-use crate::peer::{HOUR_MS, OURS, Peer, THEIRS, region, run, sdk, setup};
-
-const AMI: &str = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64";
+use crate::peer::{AMI, HOUR_MS, OURS, Peer, THEIRS, region, run, sdk, setup};
 
 /// Everything that the port has, by one whom the coordinator's policy binds, and what its schedules do later: no call is
 /// refused, and of what the policies of both grant nothing is unused.
