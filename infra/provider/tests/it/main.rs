@@ -1,5 +1,8 @@
 //! What the pieces do together.
 
+mod attempts;
+mod coordinator;
+mod edits;
 mod gates;
 mod launch;
 mod look;
