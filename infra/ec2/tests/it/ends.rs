@@ -60,6 +60,19 @@ async fn protection_that_somebody_switched_on_is_told_and_switched_off() {
 }
 
 #[tokio::test]
+async fn a_shutdown_that_somebody_made_a_stop_is_made_an_end_again_by_a_call_of_its_own() {
+    let peer = Peer::start();
+    let cloud = peer.ec2("A").await;
+    let kill = host(&peer, &cloud, 1).await;
+    let wrong = Attributes { terminate_on_shutdown: false, ..Attributes::MORTAL };
+    cloud.mend(&kill, wrong).await.unwrap();
+    let calls = peer.calls("ModifyInstanceAttribute");
+    assert_eq!(calls.len(), 1, "EC2 takes one attribute in each: {calls:?}");
+    assert_eq!(calls[0]["params"]["InstanceId"], kill.instance().as_str());
+    assert_eq!(calls[0]["params"]["InstanceInitiatedShutdownBehavior.Value"], "terminate");
+}
+
+#[tokio::test]
 async fn why_attributes_could_not_be_asked_for_is_told_with_what_was_seen() {
     let peer = Peer::start();
     let cloud = peer.ec2("A").await;

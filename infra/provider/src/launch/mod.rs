@@ -196,7 +196,7 @@ pub struct Launch {
     due: Micros,
     /// Index of the current attempt's placement.
     place: usize,
-    /// Of the current attempt, until its instance is known.
+    /// Of the current attempt, while something may be called with them.
     prepared: Option<Prepared>,
     /// Schedule and attributes both want something done: then they take turns, since either may fail for ever.
     mend_next: bool,

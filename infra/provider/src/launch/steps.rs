@@ -42,7 +42,15 @@ impl Launch {
         let launch = Self { due: self.earliest(view), ..self.clone() };
         let mut d = Decision { launch: launch.clone(), reap: Vec::new(), act: None, alarms: Vec::new() };
         launch.step(&mut d, before, Moment { view, now, patience });
+        d.launch.forget();
         d
+    }
+
+    /// User data hold the host's enrolment token: they are kept only while something may be called with them.
+    fn forget(&mut self) {
+        if !matches!(self.state, State::Intended { .. }) {
+            self.prepared = None;
+        }
     }
 
     fn step(&self, d: &mut Decision, before: Micros, moment: Moment<'_>) {
@@ -55,8 +63,10 @@ impl Launch {
                 None => self.not_found(d, moment),
             },
             State::Leaving { instance, why } => {
-                let going = shown.is_some_and(|(o, i)| o == *instance && i.state.is_going());
-                self.leaving(d, going, why, moment);
+                let mut ours = moment.view.instances.iter().flatten().filter(|i| self.host.claim(i).is_some());
+                let all_going = ours.all(|i| i.state.is_going());
+                let seen = shown.is_some_and(|(o, _)| o == *instance);
+                self.leaving(d, seen && all_going, why, moment);
             }
             State::Launched { .. } | State::Armed { .. } | State::Enrolled { .. } | State::Ready { .. } => {
                 self.known(d, shown, moment);
@@ -124,7 +134,7 @@ impl Launch {
         if let Some(why) = self.over(moment).or(closing) {
             Self::give_up(d, instance, why);
         } else if is_up(seen.state) {
-            d.launch.is_launched(instance, moment.now);
+            d.launch.state = State::Launched { instance, since: moment.now };
         } else {
             Self::replace(d, instance, Why::Gone);
         }
@@ -178,12 +188,6 @@ impl Launch {
                 d.launch.state = State::Resolving { since: now, then: Then::NextAttempt(stale) };
             }
         }
-    }
-
-    fn is_launched(&mut self, instance: OwnedInstance, now: Micros) {
-        // They hold the host's enrolment token, and nothing is called with them again.
-        self.prepared = None;
-        self.state = State::Launched { instance, since: now };
     }
 
     /// The instance is the reaper's. Not shown is not gone: then there is no other one before the deadline.
@@ -377,7 +381,7 @@ impl Launch {
             (State::Intended { .. }, Reply::Ran(Ok(seen))) => {
                 // One that does not bear our token is not ours, whatever the call was; the next look tells.
                 if let Some(instance) = self.host.claim(seen) {
-                    d.launch.is_launched(instance, now);
+                    d.launch.state = State::Launched { instance, since: now };
                 }
             }
             (State::Intended { doubt: Doubt::None, tries: 0, .. }, Reply::Prepared(Ok(user_data))) => {
@@ -401,6 +405,7 @@ impl Launch {
             }
             _ => {}
         }
+        d.launch.forget();
         d
     }
 

@@ -38,6 +38,14 @@ fn no_other_instance_is_launched_before_the_one_given_up_is_seen_going() {
     turns(&mut c, 90 * MINUTE_MS);
     assert_eq!((c.world.instances.len(), c.world.tokens.len()), (1, 1), "{:?}", c.launch.state());
     assert!(matches!(c.launch.state(), State::Leaving { why: Why::NotEnrolled, .. }), "{:?}", c.launch.state());
+    // A second one under its token is not gone either.
+    let mut second = c.world.instances[0].clone();
+    (second.id, second.state) = ("i-00000000000000009".parse().unwrap(), InstanceState::Running);
+    c.world.instances[0].state = InstanceState::ShuttingDown;
+    let mut view = c.view();
+    view.instances.as_mut().unwrap().push(second);
+    let d = c.launch.decide(&view, c.world.now, &c.patience);
+    assert_eq!((d.launch.host().attempt(), d.reap.len()), (1, 1), "{:?}", d.launch.state());
     // Stopped is not gone, and not shown is not gone.
     c.world.instances[0].state = InstanceState::Stopped;
     turns(&mut c, MINUTE_MS);
@@ -73,6 +81,14 @@ fn caps_are_judged_before_each_attempts_call() {
     c.work().unwrap();
     assert!(matches!(c.launch.state(), State::Closed { why: Why::Unaffordable(_) }), "{:?}", c.launch.state());
     assert!(c.world.tokens.is_empty());
+
+    let mut c = Coordinator::new(World::new());
+    c.turn().unwrap();
+    assert!(serde_json::to_string(&c.launch).unwrap().contains("#!/bin/sh"));
+    c.unaffordable = true;
+    c.work().unwrap();
+    let text = serde_json::to_string(&c.launch).unwrap();
+    assert!(!text.contains("#!/bin/sh"), "what holds a token is not kept for nothing: {text}");
 
     let mut c = ready();
     c.unaffordable = true;
