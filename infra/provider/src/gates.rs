@@ -165,6 +165,8 @@ pub struct Clearance {
     campaign: Campaign,
     caps: Caps,
     limits: Limits,
+    /// Instances that AWS showed beyond those in the books.
+    unknown: u32,
     hosts: Vec<Cleared>,
 }
 

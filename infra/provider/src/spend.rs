@@ -36,11 +36,6 @@ impl Rates {
         let volumes = self.gib_month.value.times(u64::from(self.volume_gib));
         self.hour.value.for_ms(ms, HOUR_MS).plus(volumes.for_ms(ms, MONTH_MS))
     }
-
-    /// From `from` to the last moment at which it can still be alive.
-    pub fn worst_case(&self, from: Micros, deadline: Micros) -> UsdMicros {
-        self.cost(deadline.plus_ms(KILL_BOUND_MS).ms_since(from))
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -184,8 +179,8 @@ mod tests {
         // 30 GiB for an hour of 730: 30 * 95,200 / 730 = 3,912.3, rounded up.
         assert_eq!(rates(400_000).cost(HOUR_MS), UsdMicros(400_000 + 3_913));
         assert_eq!(rates(400_000).cost(1), rates(400_000).cost(60_000), "a minute is the least");
-        let an_hour = NOON.plus_ms(HOUR_MS);
-        assert_eq!(rates(400_000).worst_case(NOON, an_hour), rates(400_000).cost(HOUR_MS + KILL_BOUND_MS));
+        let an_hour = meter("c1", NOON, Until::Deadline(NOON.plus_ms(HOUR_MS)));
+        assert_eq!(an_hour.worst_case(NOON), rates(400_000).cost(HOUR_MS + KILL_BOUND_MS));
     }
 
     #[test]

@@ -78,7 +78,8 @@ async fn why_attributes_could_not_be_asked_for_is_told_with_what_was_seen() {
     let cloud = peer.ec2("A").await;
     let kill = host(&peer, &cloud, 1).await;
     for skip in 0..3 {
-        peer.fault(&json!({ "action": "DescribeInstanceAttribute", "skip": skip, "code": "UnauthorizedOperation", "status": 403 }));
+        let call = "DescribeInstanceAttribute";
+        peer.fault(&json!({ "action": call, "skip": skip, "code": "UnauthorizedOperation", "status": 403 }));
         let seen = cloud.inspect(&region(), kill.instance()).await.unwrap();
         let denied = seen.attributes.unwrap().unwrap_err();
         assert_eq!((seen.state, denied.kind), (InstanceState::Running, FailureKind::Denied), "call {skip}");

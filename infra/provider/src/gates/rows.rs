@@ -82,6 +82,7 @@ pub(super) fn all(ask: &Ask, limits: &Limits, facts: &Facts) -> (Vec<Row>, Optio
     };
     let wish = Wish { campaign: &ask.campaign, caps, limits, hosts: priced.iter().map(|(h, r)| (*h, r)).collect() };
     let alive = facts.alive.as_ref().map_err(failed).copied();
+    let unknown = alive.as_ref().map_or(0, |alive| alive.saturating_sub(running(&facts.books)));
     rows.by_the_books(&wish, ask.hosts.len(), &facts.books, alive, now);
     let clearance = Clearance {
         at: now,
@@ -89,6 +90,7 @@ pub(super) fn all(ask: &Ask, limits: &Limits, facts: &Facts) -> (Vec<Row>, Optio
         campaign: ask.campaign.clone(),
         caps,
         limits: limits.clone(),
+        unknown,
         hosts: cleared,
     };
     let whole = clearance.hosts.len() == ask.hosts.len();
@@ -98,11 +100,15 @@ pub(super) fn all(ask: &Ask, limits: &Limits, facts: &Facts) -> (Vec<Row>, Optio
 /// What may have changed since, with the books as they are in the transaction that stores the launches.
 pub(super) fn again(clearance: &Clearance, books: &Books, now: Micros) -> Vec<Row> {
     let mut rows = Rows(Vec::new());
-    let Clearance { campaign, caps, limits, hosts, .. } = clearance;
+    let Clearance { campaign, caps, limits, unknown, hosts, .. } = clearance;
     rows.add(Gate::Age, campaign.id(), age(clearance.at, now));
     let wish = Wish { campaign, caps: *caps, limits, hosts: hosts.iter().map(|h| (&h.host, &h.rates)).collect() };
-    rows.by_the_books(&wish, hosts.len(), books, Ok(0), now);
+    rows.by_the_books(&wish, hosts.len(), books, Ok(running(books).saturating_add(*unknown)), now);
     rows.0
+}
+
+fn running(books: &Books) -> u32 {
+    u32::try_from(books.running().count()).unwrap_or(u32::MAX)
 }
 
 /// What is to be on the books.
@@ -179,8 +185,7 @@ fn of_experiment(campaign: &Campaign) -> String {
 
 fn count(asked: usize, limits: &Limits, books: &Books, alive: Result<u32, String>) -> Judged {
     // A launch that is stored counts before AWS shows anything of it.
-    let booked = u32::try_from(books.running().count()).unwrap_or(u32::MAX);
-    let alive = alive?.max(booked);
+    let alive = alive?.max(running(books));
     let said = format!("{alive} alive and {asked} more, of {} allowed", limits.max_hosts);
     let asked = u32::try_from(asked).unwrap_or(u32::MAX);
     if asked > 0 && alive.saturating_add(asked) <= limits.max_hosts {

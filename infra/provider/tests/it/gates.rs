@@ -145,7 +145,6 @@ fn deadlines_too_near_or_too_far_are_refused_by_awss_clock() {
 #[test]
 fn money_is_counted_with_what_runs_already() {
     let books = |day, meters| Books { campaigns: registered(day), meters };
-    let worst = support::rates().worst_case(START, START.plus_ms(LIFE_MS));
     let cap = |run: UsdMicros, day: UsdMicros, meters: Vec<Meter>| {
         let limits = Limits { day_usd: day, ..support::limits() };
         under(limits, |a, f| {
@@ -161,6 +160,7 @@ fn money_is_counted_with_what_runs_already() {
         from: START,
         until: Until::Deadline(START.plus_ms(LIFE_MS)),
     };
+    let worst = meter("c1").worst_case(START);
     let twice = worst.times(2);
     assert_eq!(cap(worst, worst, vec![]), []);
     assert_eq!(cap(worst.minus(UsdMicros(1)), worst, vec![]), [Gate::RunCap]);
@@ -343,6 +343,14 @@ fn a_clearance_is_judged_again_by_the_books_in_the_transaction() {
     assert_eq!(refused_later(&books(plenty, vec![ended]), START), [Gate::Campaign], "its token was used");
     let many = (0..4).map(|i| of("c2", &format!("h{i}"))).collect();
     assert_eq!(refused_later(&books(plenty, many), START), [Gate::Hosts], "two asks at once");
+    let strays = {
+        let ask = support::raw_ask(LIFE_MS).read().unwrap();
+        let facts = Facts { alive: Ok(3), ..support::facts(&ask) };
+        judge(&ask, &support::limits(), &facts).1.unwrap()
+    };
+    assert!(strays.confirm(&Books::default(), START).is_ok());
+    let refused = strays.confirm(&books(plenty, vec![of("c2", "h9")]), START).unwrap_err();
+    assert_eq!(refused.refusals().map(|r| r.gate).collect::<Vec<_>>(), [Gate::Hosts], "what nobody knows of counts");
     let worst = mine().worst_case(START);
     assert_eq!(refused_later(&books(worst.times(2), vec![of("c2", "h9")]), START), []);
     let one_less = worst.times(2).minus(UsdMicros(1));
