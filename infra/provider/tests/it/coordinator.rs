@@ -187,6 +187,9 @@ impl Coordinator {
             State::Closed { why } => assert!(alive.is_empty(), "{what}: closed for {why:?}, and alive is {alive:?}"),
             other => panic!("{what}: {other:?}"),
         }
+        for (token, (_, user_data)) in &self.world.tokens {
+            assert!(user_data.0.contains(token), "{what}: {token} was called with another attempt's user data");
+        }
         for instance in self.world.instances.iter().filter(|i| i.state.is_going()) {
             let known = self.reaps.keys().any(|o| *o.id() == instance.id);
             assert!(known, "{what}: nobody knows of {}", instance.id);
