@@ -65,11 +65,15 @@ async fn a_shutdown_that_somebody_made_a_stop_is_made_an_end_again_by_a_call_of_
     let cloud = peer.ec2("A").await;
     let kill = host(&peer, &cloud, 1).await;
     let wrong = Attributes { terminate_on_shutdown: false, ..Attributes::MORTAL };
+    let attributes = || async { cloud.inspect(&region(), kill.instance()).await.unwrap().attributes };
+    peer.post("edit", &json!({ "instance": kill.instance(), "instance_initiated_shutdown_behavior": "stop" }));
+    assert_eq!(attributes().await, Some(Ok(wrong)));
     cloud.mend(&kill, wrong).await.unwrap();
     let calls = peer.calls("ModifyInstanceAttribute");
     assert_eq!(calls.len(), 1, "EC2 takes one attribute in each: {calls:?}");
     assert_eq!(calls[0]["params"]["InstanceId"], kill.instance().as_str());
     assert_eq!(calls[0]["params"]["InstanceInitiatedShutdownBehavior.Value"], "terminate");
+    assert_eq!(attributes().await, Some(Ok(Attributes::MORTAL)));
 }
 
 #[tokio::test]
