@@ -279,6 +279,7 @@ fn what_the_cloud_does_not_show_is_not_expected() {
         imds_v2: None,
         public_address: false,
         security_groups: Vec::new(),
+        profile: None,
         volumes: Vec::new(),
         attributes: None,
     };
