@@ -1,7 +1,9 @@
 //! The coordinator: `net` (agents and enrolment over QUIC), `pki` (the private CA), `config` (the home and the daemon's
-//! settings), `core` (every decision, purely), `store` (what must survive), `tasks` (the driver that owns the runs), `api`
-//! (what operators and `drumsctl` speak) and `ctl` (`drumsctl` itself). Both daemons' words live in `drums-common`.
+//! settings), `account` (what an operator has in AWS), `core` (every decision, purely), `store` (what must survive), `tasks`
+//! (the driver that owns the runs), `api` (what operators and `drumsctl` speak) and `ctl` (`drumsctl` itself). Both daemons'
+//! words live in `drums-common`.
 
+pub mod account;
 pub mod api;
 pub mod artifacts;
 pub mod bucket;

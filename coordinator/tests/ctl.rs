@@ -190,3 +190,43 @@ fn bad_input_is_told_from_a_failure() {
     refused(&ask(&["run", "EXP-001", "--attach", "--deadline", "2099-01-01T00:00:00Z"]), "cannot be used with");
     refused(&ask(&["results", "EXP-001", "--format", "csv", "--json"]), "contradict");
 }
+
+/// Without the feature `ec2`, what can be refused without AWS is, and the rest says what is missing.
+#[cfg(not(feature = "ec2"))]
+#[test]
+fn what_speaks_to_aws_says_what_it_lacks_and_refuses_bad_input_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let absent = dir.path().join("no-home");
+    let account = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/account.example.toml");
+    let ask = |line: &str| drumsctl(&absent, &line.split_whitespace().collect::<Vec<_>>()).output().unwrap();
+    let sweep = "sweep --installation 0a1b2c3d --canary eu-central-1/i-0123456789abcdef0";
+    for flags in ["", " --shadow", " --json", " --region eu-central-1"] {
+        refused(&ask(&format!("{sweep}{flags}")), "--features ec2");
+    }
+    refused(&ask("sweep --installation 0a1b2c3d"), "no canary");
+    refused(&ask("sweep --installation 0a1b2c3 --canary eu-central-1/i-0123456789abcdef0"), "8 hexadecimal digits");
+    refused(&ask(&format!("{sweep} --region Frankfurt")), "eu-central-1");
+
+    let host = "host provision h1 --type c8i.xlarge --campaign c1 --deadline 3h --max-usd 5 --region eu-central-1";
+    let with = |account: &str, flags: &str| ask(&format!("{host} --account {account} {flags}"));
+    refused(&with(account, "--dry-run"), "--features ec2");
+    refused(&with(account, ""), "not built yet");
+    refused(&with("/no/account.toml", "--dry-run"), "/no/account.toml");
+    let file = dir.path().join("account.toml");
+    let text = fs::read_to_string(account).unwrap();
+    fs::write(&file, text.replace("drain_minutes", "drane_minutes")).unwrap();
+    let line = 1 + text.lines().position(|l| l.starts_with("drain_minutes")).unwrap();
+    let wrong = with(file.to_str().unwrap(), "--dry-run");
+    refused(&wrong, "drane_minutes");
+    refused(&wrong, &format!("line {line}"));
+    refused(
+        &ask(&format!("{host} --account {account} --dry-run").replace("--max-usd 5", "--max-usd 0")),
+        "--max-usd: ",
+    );
+    assert!(!absent.exists(), "neither needs a home, nor makes one");
+    for command in [&["sweep"][..], &["host", "provision"]] {
+        let help = drumsctl(&absent, &[command, &["--help"]].concat()).output().unwrap();
+        let help = String::from_utf8_lossy(&help.stdout).into_owned();
+        assert!(help.contains("--features ec2") && help.contains("Exit code") && help.contains("Example"), "{help}");
+    }
+}

@@ -6,7 +6,12 @@ use clap::{Args, Subcommand};
 use drums_common::{digest::Sha256, ids::HostId};
 use drums_common::{note, say};
 
-use super::{Client, CtlError, Global, client::segment, output};
+use super::{
+    Client, CtlError, Global,
+    client::segment,
+    output,
+    provision::{self, Provision},
+};
 use crate::api::views::{AddHost, FleetView, HostView, TokenView, UpgradeHost};
 
 #[derive(Debug, Subcommand)]
@@ -19,6 +24,15 @@ pub enum HostCommand {
     /// List hosts.
     #[command(after_help = "Example: drumsctl host list --json")]
     List,
+    /// Whether a paid host may be launched on EC2: each gate's evidence, the worst-case cost, and the calls to be made.
+    #[command(
+        after_help = "Needs a build with --features ec2, AWS's credentials in the environment, and --dry-run: launching is not\n\
+                  built yet. Only asks, but for one disabled schedule that it makes, reads back and deletes, since EventBridge\n\
+                  Scheduler has no dry run. Exit code: 0 every gate passed, 1 one refused.\n\
+                  Example: drumsctl host provision h1 --type c8i.xlarge --campaign c1 --deadline 3h --max-usd 5 \\\n           \
+                  --region eu-central-1 --account account.toml --dry-run"
+    )]
+    Provision(Provision),
     /// Have hosts run another build of the agent, from their next idle moment on; a build that does not work is rolled back.
     #[command(
         after_help = "Example: drumsctl host upgrade --all --agent target/release/drums-agent --wait\n         drumsctl host upgrade h1 --cancel"
@@ -76,6 +90,8 @@ pub struct Fleet {
 pub(super) async fn host(global: &Global, c: HostCommand) -> Result<ExitCode, CtlError> {
     let client = Client::new(global);
     match c {
+        // Speaks to AWS, and needs no coordinator.
+        HostCommand::Provision(c) => return provision::provision(global, c).await,
         HostCommand::Add(add) => {
             let body =
                 AddHost { name: add.name, kind: add.kind, addresses: add.address, valid_minutes: add.valid_minutes };

@@ -1,10 +1,12 @@
 //! `drumsctl`: the operator's words.
 //!
 //! Speaks the API over the home's unix socket or over HTTPS, never the home's files (`init`, `doctor`, `backup` and `access
-//! rotate-server` excepted: they make, look at and copy a home, and give it a key). Each command says on an error what was
+//! rotate-server` excepted: they make, look at and copy a home, and give it a key). `sweep` and `host
+//! provision` speak to AWS and need neither home nor coordinator. Each command says on an error what was
 //! attempted, why it failed and what to do next; exit codes are for scripts.
 
 mod access;
+mod aws;
 mod client;
 mod error;
 mod events;
@@ -13,9 +15,11 @@ mod fleet;
 mod home;
 mod output;
 mod place;
+mod provision;
 mod results;
 mod runs;
 mod server;
+mod sweep;
 mod verify;
 mod watch;
 mod workloads;
@@ -32,8 +36,8 @@ const AFTER_HELP: &str = "\
 Example: drumsctl --home /var/lib/drums init && drums-coordinator --home /var/lib/drums
 
 Exit codes: 0 done, or verdict pass; 1 failed; 2 bad input, nothing was recorded; 3 the coordinator cannot be reached;
-verdicts: 10 fail, 11 undecided, 12 invalid, 13 incomplete, 14 lost, 15 cancelled; 130 detached by Ctrl-C;
-141 nobody read the answer.
+verdicts: 10 fail, 11 undecided, 12 invalid, 13 incomplete, 14 lost, 15 cancelled; 20 a sweep that missed its canary;
+130 detached by Ctrl-C; 141 nobody read the answer.
 Times are UTC. NO_COLOR is honoured.";
 
 #[derive(Debug, Parser)]
@@ -129,6 +133,15 @@ pub enum Command {
                       Examples: drumsctl verify EXP-028.tar.zst --registration SHA256\n          \
                       drumsctl verify s3://evidence/lab --registration SHA256")]
     Verify(verify::Verify),
+    /// End this installation's paid hosts that are past their deadline, by what AWS shows alone; needs no coordinator.
+    #[command(
+        after_help = "Needs a build with --features ec2, and AWS's credentials in the environment. Tells who is spared, too.\n\
+                      Exit code: 0 all was seen and all that is overdue is ended; 1 a region was not seen, or something lives on;\n\
+                      20 a canary was not found, so others may not have been either. What was seen is ended all the same.\n\
+                      Examples: drumsctl sweep --installation 0a1b2c3d --canary eu-central-1/i-0123456789abcdef0 --shadow\n          \
+                      drumsctl sweep --installation 0a1b2c3d --region eu-central-1 --canary i-0123456789abcdef0 --json"
+    )]
+    Sweep(sweep::Sweep),
     /// Try out what this home and its coordinator need.
     #[command(after_help = "Example: drumsctl doctor")]
     Doctor(home::Doctor),
@@ -200,6 +213,7 @@ async fn run(cli: Cli) -> Result<ExitCode, CtlError> {
         Command::Report(c) => results::report(&global, c).await,
         Command::Export(c) => results::export(&global, c).await,
         Command::Verify(c) => verify::verify(&global, &c).await,
+        Command::Sweep(c) => sweep::sweep(&global, c).await,
         Command::Doctor(c) => home::doctor(&global, c).await,
         Command::Backup(c) => home::backup(&global, &c),
         Command::Events(c) => events::events(&global, c).await,

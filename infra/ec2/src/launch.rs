@@ -23,7 +23,7 @@ use crate::{
     failed::{failed, unreadable},
 };
 
-const CALL: &str = "RunInstances";
+pub(crate) const CALL: &str = "RunInstances";
 
 /// The code that a dry run which would have succeeded ends with.
 pub(crate) const DRY_RUN_PASSED: &str = "DryRunOperation";
@@ -31,7 +31,7 @@ pub(crate) const DRY_RUN_PASSED: &str = "DryRunOperation";
 impl Ec2 {
     pub(crate) async fn launch(&self, order: &LaunchOrder, user_data: &UserData) -> Result<Instance, CloudError> {
         let region = &order.recipe.region;
-        let request = request(&self.connect.ec2(region), order).user_data(BASE64_STANDARD.encode(&user_data.0));
+        let request = request(&self.connect.ec2(region), order).user_data(encoded(user_data));
         let reply = request.send().await.map_err(|e| failed(CALL, e))?;
         match reply.instances() {
             [one] => aws::instance(CALL, region, one),
@@ -48,8 +48,13 @@ impl Ec2 {
     }
 }
 
+/// As EC2 takes them.
+pub(crate) fn encoded(user_data: &UserData) -> String {
+    BASE64_STANDARD.encode(&user_data.0)
+}
+
 /// The same order makes the same request to the letter, or EC2 would refuse the token.
-fn request(client: &Client, order: &LaunchOrder) -> RunInstancesFluentBuilder {
+pub(crate) fn request(client: &Client, order: &LaunchOrder) -> RunInstancesFluentBuilder {
     let recipe = &order.recipe;
     let request = client
         .run_instances()

@@ -11,6 +11,7 @@ mod instances;
 mod launch;
 mod prices;
 mod schedules;
+mod shown;
 pub mod user_data;
 
 use async_trait::async_trait;

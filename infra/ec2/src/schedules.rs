@@ -1,8 +1,9 @@
 //! Layer 3: one-time schedules of EventBridge Scheduler that terminate one instance.
 
 use aws_sdk_scheduler::{
+    Client,
     error::ProvideErrorMetadata,
-    operation::get_schedule::GetScheduleOutput,
+    operation::{create_schedule::builders::CreateScheduleFluentBuilder, get_schedule::GetScheduleOutput},
     types::{
         ActionAfterCompletion, DeadLetterConfig, FlexibleTimeWindow, FlexibleTimeWindowMode, RetryPolicy,
         ScheduleState, Target,
@@ -37,6 +38,30 @@ struct Input {
     instance_ids: Vec<InstanceId>,
 }
 
+/// All that a schedule is. The SDK has a builder of its own for each of the two requests that say it.
+macro_rules! whole {
+    ($request:expr, $name:expr, $wanted:expr) => {
+        $request
+            .name($name)
+            .group_name(&$wanted.setup.group)
+            .schedule_expression(expression($wanted.at))
+            .schedule_expression_timezone("UTC")
+            .flexible_time_window(on_time()?)
+            .target(target($wanted)?)
+            .state(state($wanted.enabled))
+            .action_after_completion(ActionAfterCompletion::None)
+    };
+}
+
+/// The request that makes it, where none of that name is there.
+pub(crate) fn creation(
+    client: &Client,
+    name: &str,
+    wanted: &KillSchedule,
+) -> Result<CreateScheduleFluentBuilder, CloudError> {
+    Ok(whole!(client.create_schedule(), name, wanted))
+}
+
 impl Ec2 {
     pub(crate) async fn make_schedule(&self, wanted: &KillSchedule) -> Result<(), CloudError> {
         self.write_schedule(wanted.name.as_str(), wanted).await
@@ -44,27 +69,14 @@ impl Ec2 {
 
     async fn write_schedule(&self, name: &str, wanted: &KillSchedule) -> Result<(), CloudError> {
         let client = self.connect.scheduler(&wanted.region);
-        // Both requests say all of it; the SDK has a builder of its own for each.
-        macro_rules! whole {
-            ($request:expr) => {
-                $request
-                    .name(name)
-                    .group_name(&wanted.setup.group)
-                    .schedule_expression(expression(wanted.at))
-                    .schedule_expression_timezone("UTC")
-                    .flexible_time_window(on_time()?)
-                    .target(target(wanted)?)
-                    .state(state(wanted.enabled))
-                    .action_after_completion(ActionAfterCompletion::None)
-                    .send()
-                    .await
-            };
-        }
-        match whole!(client.create_schedule()) {
+        match creation(&client, name, wanted)?.send().await {
             Ok(_) => Ok(()),
             Err(e) if e.code() != Some("ConflictException") => Err(failed("CreateSchedule", e)),
             // There is one of that name: it becomes this one.
-            Err(_) => whole!(client.update_schedule()).map(drop).map_err(|e| failed("UpdateSchedule", e)),
+            Err(_) => {
+                let update = whole!(client.update_schedule(), name, wanted);
+                update.send().await.map(drop).map_err(|e| failed("UpdateSchedule", e))
+            }
         }
     }
 

@@ -122,6 +122,26 @@ pub trait Cloud: Send + Sync {
     async fn note_sweep(&self, canary: &Canary, at: Micros) -> Result<(), CloudError>;
 }
 
+/// A cloud that also tells what it would call, for a person to read before anything is made. Nothing is sent.
+#[async_trait]
+pub trait Shows: Cloud {
+    /// [`Cloud::run`], with user data as long as a host's are.
+    async fn shown_run(&self, order: &LaunchOrder) -> Result<Call, CloudError>;
+
+    /// [`Cloud::put_schedule`] of one that is not there yet.
+    async fn shown_schedule(&self, schedule: &KillSchedule) -> Result<Call, CloudError>;
+}
+
+/// One call, as it would be sent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Call {
+    /// By AWS's name, as `RunInstances`.
+    pub call: String,
+    pub region: Region,
+    /// Every parameter by AWS's name, in the request's order.
+    pub parameters: Vec<(String, String)>,
+}
+
 /// Whose credentials, and AWS's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {

@@ -151,6 +151,8 @@ pub struct Spared {
     pub region: Region,
     pub instance: InstanceId,
     pub why: Spare,
+    /// The deadline that counts, of a host of ours.
+    pub due: Option<Micros>,
 }
 
 /// What a sweep decided.
@@ -167,6 +169,9 @@ pub struct Sweep {
 }
 
 impl Sweep {
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
     /// Those to end, each by a call of its own: none in shadow mode.
     pub fn orders(&self) -> Vec<KillId> {
         match self.mode {
@@ -247,8 +252,8 @@ impl Sweep {
         }
     }
 
-    fn spare(&mut self, seen: &Instance, why: Spare) {
-        self.spared.push(Spared { region: seen.region.clone(), instance: seen.id.clone(), why });
+    fn spare(&mut self, seen: &Instance, why: Spare, due: Option<Micros>) {
+        self.spared.push(Spared { region: seen.region.clone(), instance: seen.id.clone(), why, due });
     }
 
     fn judge(&mut self, scope: &Scope, seen: &Instance) {
@@ -259,18 +264,18 @@ impl Sweep {
                     let text = format!("{} bears our tag and another installation's token; it is spared", seen.id);
                     self.alarm(AlarmKind::Conflict, text);
                 }
-                return self.spare(seen, Spare::Theirs);
+                return self.spare(seen, Spare::Theirs, None);
             }
             Belongs::Ours(ours) => ours,
         };
         if seen.state != InstanceState::Terminated && scope.is_canary(seen, &ours) {
             if scope.names(seen) {
                 self.canaries.insert(Canary { region: seen.region.clone(), instance: seen.id.clone() });
-                return self.spare(seen, Spare::Canary);
+                return self.spare(seen, Spare::Canary, None);
             }
             let text = format!("{} in {} looks like a canary; name it to the sweep, or end it", seen.id, seen.region);
             self.alarm(AlarmKind::CanaryUnknown, text);
-            return self.spare(seen, Spare::UnknownCanary);
+            return self.spare(seen, Spare::UnknownCanary, None);
         }
         self.judge_ours(scope, seen, ours);
     }
@@ -286,13 +291,13 @@ impl Sweep {
             self.alarm(AlarmKind::TagEdited, text);
         }
         match seen.state {
-            InstanceState::Terminated => self.spare(seen, Spare::Gone),
+            InstanceState::Terminated => self.spare(seen, Spare::Gone, Some(due)),
             InstanceState::ShuttingDown => {
                 if due.plus_ms(HANG_MS) <= self.now {
                     let text = format!("{ours} still shuts down, long after its deadline; tell AWS if it stays so");
                     self.alarm(AlarmKind::Hangs, text);
                 }
-                self.spare(seen, Spare::Going);
+                self.spare(seen, Spare::Going, Some(due));
             }
             state => {
                 if matches!(state, InstanceState::Stopped | InstanceState::Stopping) {
@@ -302,7 +307,7 @@ impl Sweep {
                 if due <= self.now {
                     self.doomed.push(Doomed { instance: ours, state, due, tag: says });
                 } else {
-                    self.spare(seen, Spare::NotDue);
+                    self.spare(seen, Spare::NotDue, Some(due));
                 }
             }
         }

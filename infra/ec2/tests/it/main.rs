@@ -1,5 +1,6 @@
 //! drums-ec2 against the tests' AWS (`infra/emulator`): real requests of the real SDK, answered by moto's server.
 
+mod ctl;
 mod ends;
 mod facts;
 mod gates;
@@ -7,4 +8,6 @@ mod launch;
 mod lists;
 mod peer;
 mod policy;
+mod provision;
 mod schedules;
+mod sweep;

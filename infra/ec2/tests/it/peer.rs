@@ -46,11 +46,20 @@ fn python() -> PathBuf {
 }
 
 impl Peer {
+    /// Its clock stands at [`START`] until it is set.
     pub fn start() -> Self {
+        Self::started(&["--now", &(START.0 / 1_000_000).to_string()])
+    }
+    /// Its clock runs with the machine's until it is set: for programs that read that.
+    pub fn of_today() -> Self {
+        Self::started(&[])
+    }
+
+    fn started(more: &[&str]) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../emulator");
-        let start_s = (START.0 / 1_000_000).to_string();
         let mut child = Command::new(python())
-            .args(["-m", "emulator", "--with-parent", "--now", &start_s])
+            .args(["-m", "emulator", "--with-parent"])
+            .args(more)
             .current_dir(folder)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -114,10 +123,13 @@ impl Peer {
         found.map_or("forgotten".to_owned(), |i| i["state"].as_str().unwrap().to_owned())
     }
 
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
     pub fn settings(&self, key: &str) -> Settings {
         Settings {
             keys: Some(Keys { access_key_id: key.to_owned(), secret_access_key: "a-secret-of-the-test".to_owned() }),
-            endpoint: Some(format!("http://{}", self.address)),
+            endpoint: Some(self.endpoint()),
             ..Settings::of(region())
         }
     }
@@ -238,7 +250,7 @@ pub mod sdk {
         let keys = aws_sdk_ec2::config::Credentials::new("TEST", "secret", None, None, "test");
         aws_config::defaults(BehaviorVersion::latest())
             .region(aws_config::Region::new(at.as_str().to_owned()))
-            .endpoint_url(format!("http://{}", peer.address))
+            .endpoint_url(peer.endpoint())
             .credentials_provider(keys)
             .http_client(Builder::new().tls_provider(tls::Provider::Rustls(CryptoMode::Ring)).build_https())
             .load()

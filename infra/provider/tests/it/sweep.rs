@@ -67,8 +67,8 @@ fn what_is_overdue_is_ended_and_what_is_not_is_spared() {
     let (canary, host) = (support::canary_instance(None), host(OURS, 1));
     let early = sweep::decide(&scope(Mode::Armed), &view(vec![canary.clone(), host.clone()], after(59)));
     assert!(killed(&early).is_empty() && early.is_complete());
-    let why: Vec<_> = early.spared.iter().map(|s| s.why).collect();
-    assert_eq!(why, [Spare::Canary, Spare::NotDue]);
+    let why: Vec<_> = early.spared.iter().map(|s| (s.why, s.due)).collect();
+    assert_eq!(why, [(Spare::Canary, None), (Spare::NotDue, Some(after(60)))]);
     let due = sweep::decide(&scope(Mode::Armed), &view(vec![canary, host], after(60)));
     assert_eq!(killed(&due), ["i-00000000000000001"]);
     assert!(due.is_complete() && due.alarms.is_empty(), "{:?}", due.alarms);
