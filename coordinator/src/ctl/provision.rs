@@ -234,17 +234,20 @@ struct Plan {
 
 impl Plan {
     fn show(&self, c: &Provision) -> Result<(), CtlError> {
-        say!("{}: {} in {}, dead by {}\n", self.host, c.kind, c.region, output::time(&self.deadline))?;
+        say!("{}: {} in {}, dead by {}", self.host, c.kind, c.region, output::time(&self.deadline))?;
+        say!("")?;
         let cells = |r: &Row| {
             let verdict = if r.passed { "ok" } else { "REFUSED" };
             [r.gate.to_string(), r.about.clone(), verdict.to_owned(), r.evidence.clone()]
         };
         output::table(&["gate", "about", "verdict", "evidence"], &self.gates.iter().map(cells).collect::<Vec<_>>())?;
+        say!("")?;
         match &self.worst_case_usd {
-            Some(usd) => say!("\nworst case: ${usd}, of ${} that the campaign may cost", self.max_usd)?,
-            None => say!("\nworst case: not known without every price")?,
+            Some(usd) => say!("worst case: ${usd}, of ${} that the campaign may cost", self.max_usd)?,
+            None => say!("worst case: not known without every price")?,
         }
-        say!("what the coordinator has launched or stored is counted only as far as AWS shows it\n")?;
+        say!("what the coordinator has launched or stored is counted only as far as AWS shows it")?;
+        say!("")?;
         if let Some(why) = &self.calls_unknown {
             say!("what would be called is not known: {}", say::one_line(why))?;
             return Ok(());
@@ -252,12 +255,14 @@ impl Plan {
         let whether = if self.passed { "would be made" } else { "would be made if every gate passed" };
         say!("calls that {whether}, in this order; with no capacity the next subnet is tried")?;
         for call in &self.calls {
-            say!("\n{} in {}", call.call, call.region)?;
+            say!("")?;
+            say!("{} in {}", call.call, call.region)?;
             for (name, value) in &call.parameters {
                 say!("  {name} = {}", say::one_line(value))?;
             }
         }
-        say!("\n{NOT_YET} stands for the instance that RunInstances answers with")?;
+        say!("")?;
+        say!("{NOT_YET} stands for the instance that RunInstances answers with")?;
         Ok(())
     }
 

@@ -149,6 +149,8 @@ struct Row {
 #[serde(rename_all = "kebab-case")]
 enum Done {
     Spared,
+    /// It was ended before, or goes.
+    EndedBefore,
     /// In shadow mode.
     WouldEnd,
     /// The state that EC2 answered.
@@ -161,6 +163,7 @@ impl Done {
     fn text(&self) -> String {
         match self {
             Self::Spared => "spared".to_owned(),
+            Self::EndedBefore => "ended before".to_owned(),
             Self::WouldEnd => "would be ended".to_owned(),
             Self::Ended(InstanceState::Terminated) => "ended: terminated".to_owned(),
             Self::Ended(_) => "ended: shutting down".to_owned(),
@@ -191,8 +194,9 @@ impl Swept {
         });
         let spared = sweep.spared.iter().map(|s| {
             let (whose, why) = reason(s.why);
+            let done = if matches!(s.why, Spare::Going | Spare::Gone) { Done::EndedBefore } else { Done::Spared };
             let (region, instance) = (s.region.clone(), s.instance.clone());
-            Row { region, instance, whose, due: s.due.map(instant_text), why: why.to_owned(), done: Done::Spared }
+            Row { region, instance, whose, due: s.due.map(instant_text), why: why.to_owned(), done }
         });
         let mut rows: Vec<Row> = doomed.chain(spared).collect();
         rows.sort();
@@ -219,7 +223,7 @@ impl Swept {
             Mode::Armed => format!("{} ended", count(|d| matches!(d, Done::Ended(_)))),
         };
         let (spared, canaries) = (count(|d| *d == Done::Spared), self.canaries.len());
-        say!("at {}: {ended}, {spared} spared, {canaries} canaries found", output::time(&self.at))?;
+        say!("at {}: {ended}, {spared} spared; canaries found: {canaries}", output::time(&self.at))?;
         Ok(())
     }
 

@@ -154,6 +154,7 @@ async fn a_dry_run_shows_every_gate_the_cost_and_the_very_calls_and_makes_none()
     ] {
         assert!(text.contains(word), "{word:?} is not in\n{text}");
     }
+    assert!(!text.contains("\\n"), "a line's end was escaped\n{text}");
     assert!(!text.contains("REFUSED") && warned(&output).contains("nothing was launched"), "{text}");
     changed_nothing(&site);
 

@@ -108,6 +108,9 @@ async fn drumsctl_ends_what_is_overdue_in_every_region_and_spares_the_rest() {
     ended(&theirs, 0);
     assert_eq!(site.terminated("THEIR-SWEEPER"), sorted(&[&site.theirs]));
     assert!(said(&theirs).contains("1 ended"), "{}", said(&theirs));
+    let again = drumsctl(&site.peer, "SWEEPER", &site.line("--shadow"));
+    ended(&again, 0);
+    assert!(said(&again).contains("0 would be ended") && said(&again).contains("ended before"), "{}", said(&again));
 }
 
 #[tokio::test]
