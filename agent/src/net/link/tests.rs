@@ -65,6 +65,20 @@ fn sent(link: &Link) -> Beat {
     }
 }
 
+/// The network side: announces a silence and has it acknowledged while `quiet` waits. The beat that announced it.
+fn announcing(link: &Link) -> std::thread::JoinHandle<Beat> {
+    let network = link.clone();
+    std::thread::spawn(move || {
+        loop {
+            let NextBeat::Send(beat) = network.shared.next_beat() else { panic!("not announced") };
+            network.shared.acked(&ack(&beat));
+            if beat.quiet_ms > 0 {
+                return beat;
+            }
+        }
+    })
+}
+
 fn ack(beat: &Beat) -> BeatAck {
     BeatAck { generation: beat.generation, number: beat.number, sent: beat.sent }
 }
@@ -84,17 +98,7 @@ fn the_announcement_is_the_last_beat_before_the_silence() {
     let (link, clock) = link();
     link.shared.welcomed(&welcome(), MonoMicros(0)).unwrap();
     assert_eq!(sent(&link).quiet_ms, 0);
-    // The network side: announces and has it acknowledged while `quiet` waits.
-    let network = link.clone();
-    let announce = std::thread::spawn(move || {
-        loop {
-            let NextBeat::Send(beat) = network.shared.next_beat() else { panic!("not announced") };
-            network.shared.acked(&ack(&beat));
-            if beat.quiet_ms > 0 {
-                return beat;
-            }
-        }
-    });
+    let announce = announcing(&link);
     let guard = link.quiet(Duration::from_secs(5));
     assert_eq!(announce.join().unwrap().quiet_ms, 5_000);
     assert_eq!(link.shared.next_beat(), NextBeat::Hush);
@@ -195,16 +199,7 @@ fn the_lease_is_kept_as_a_coordinator_gave_it_and_never_written_within_a_silence
     renew();
     assert_eq!(ends(), 64_000);
 
-    let network = link.clone();
-    let announce = std::thread::spawn(move || {
-        loop {
-            let NextBeat::Send(beat) = network.shared.next_beat() else { panic!("not announced") };
-            network.shared.acked(&ack(&beat));
-            if beat.quiet_ms > 0 {
-                return beat;
-            }
-        }
-    });
+    let announce = announcing(&link);
     let guard = link.quiet(Duration::from_secs(100));
     let beat = announce.join().unwrap();
     assert_eq!(ends(), 104_000, "the silence that was agreed is in it before the silence begins");
