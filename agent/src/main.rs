@@ -487,7 +487,7 @@ fn listen() -> ExitCode {
 
 fn print_json(value: &impl serde::Serialize) -> Result<ExitCode, Unsaid> {
     match serde_json::to_string_pretty(value) {
-        Ok(text) => say::text(&(text + "\n")).map(|()| ExitCode::SUCCESS),
+        Ok(text) => say::text(&(say::json_text(&text) + "\n")).map(|()| ExitCode::SUCCESS),
         Err(e) => Ok(fail(1, &e)),
     }
 }

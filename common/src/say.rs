@@ -32,6 +32,21 @@ pub fn one_line(text: &str) -> String {
     printable(text).replace('\n', "\\n").replace('\t', "\\t")
 }
 
+/// JSON as it may be shown: the same value, with what steers a terminal as JSON's own escapes ([`printable`]'s are none).
+pub fn json_text(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        // Line ends are layout: within strings JSON has them escaped already.
+        if c != '\n' && steers(c) {
+            // All that steers is in the basic plane. Writing to a String cannot fail.
+            let _ = write!(out, "\\u{:04x}", u32::from(c));
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
 pub fn steers(c: char) -> bool {
     c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -89,6 +104,17 @@ macro_rules! note {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_that_is_shown_steers_nothing_and_stays_the_same_value() {
+        let value = serde_json::json!({ "text": "a\x1b[2J\u{9b}\u{7f}b\n\t\u{202e}\u{2066}é" });
+        for json in [serde_json::to_string(&value).unwrap(), serde_json::to_string_pretty(&value).unwrap()] {
+            let shown = json_text(&json);
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+            assert!(!shown.chars().any(|c| c != '\n' && steers(c)), "{shown}");
+            assert_eq!(one_line(&json_text(&json)), shown.replace('\n', "\\n"));
+        }
+    }
 
     #[test]
     fn what_steers_a_terminal_is_escaped() {

@@ -191,6 +191,24 @@ fn bad_input_is_told_from_a_failure() {
     refused(&ask(&["results", "EXP-001", "--format", "csv", "--json"]), "contradict");
 }
 
+#[test]
+fn who_asks_for_json_has_the_error_as_json_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = dir.path().join("x.toml");
+    fs::write(&spec, "id = 7\n").unwrap();
+    let spec = spec.to_str().unwrap();
+    for (arguments, code, exit) in
+        [(["register", spec], "bad-spec", 2), (["cancel", "run-0123456789ab"], "unreachable", 3)]
+    {
+        let output = drumsctl(&dir.path().join("home"), &arguments).arg("--json").output().unwrap();
+        assert!(output.stdout.is_empty());
+        let last = said(&output).lines().last().unwrap().to_owned();
+        let error = serde_json::from_str::<serde_json::Value>(&last).unwrap()["error"].take();
+        assert_eq!((error["code"].as_str(), error["exit"].as_i64()), (Some(code), Some(exit)), "{error}");
+        assert_eq!(output.status.code().map(i64::from), Some(exit));
+    }
+}
+
 /// Without the feature `ec2`, what can be refused without AWS is, and the rest says what is missing.
 #[cfg(not(feature = "ec2"))]
 #[test]

@@ -14,6 +14,7 @@ use drums_common::{
     telemetry::chain,
 };
 use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, NamedSource, Report, Severity};
+use serde_json::{Value, json};
 
 use super::output;
 
@@ -105,17 +106,60 @@ impl CtlError {
         }
     }
 
-    /// Says it all on standard error.
-    pub fn report(&self) -> ExitCode {
+    /// One word for scripts; the coordinator's own where the answer is the coordinator's.
+    fn code(&self) -> &str {
+        match self {
+            Self::Refused(f) => &f.code,
+            Self::Unsaid(_) => "unsaid",
+            Self::Runtime(_) => "runtime",
+            Self::BadInput { .. } => "bad-input",
+            Self::BadSpec(_) => "bad-spec",
+            Self::Unreachable { .. } => "unreachable",
+            Self::Answer { .. } => "answer",
+            Self::File { .. } => "file",
+            Self::Failed { .. } => "failed",
+        }
+    }
+
+    /// What went wrong, in one line.
+    fn message(&self) -> String {
+        match self {
+            Self::Refused(f) => f.message.clone(),
+            e => chain(e),
+        }
+    }
+
+    /// `{"error": {"code", "message", "help", "exit"}}`, and of a spec `file`, `faults` with their places, and `more`.
+    fn document(&self) -> Value {
+        let mut error = json!({
+            "code": self.code(),
+            "message": self.message(),
+            "help": self.help(),
+            "exit": self.exit_code(),
+        });
         if let Self::BadSpec(bad) = self {
+            error["file"] = json!(bad.file);
+            error["faults"] = json!(bad.faults);
+            error["more"] = json!(bad.more);
+        }
+        json!({ "error": error })
+    }
+
+    /// Says it all on standard error: as one line of JSON to who asked for JSON.
+    pub fn report(&self, as_json: bool) -> ExitCode {
+        if matches!(self, Self::Unsaid(e) if e.reader_gone()) {
+            return ExitCode::from(self.exit_code());
+        }
+        if as_json {
+            note!("{}", say::json_text(&self.document().to_string()));
+        } else if let Self::BadSpec(bad) = self {
             // Colours are in there; what came from the spec was made printable.
             let _ = io::stderr().lock().write_all(render(bad).as_bytes());
-        } else if !matches!(self, Self::Unsaid(e) if e.reader_gone()) {
-            let text = match self {
-                Self::Refused(f) => format!("{} [{}]", f.message, f.code),
-                e => chain(e),
-            };
-            note!("error: {text}");
+        } else {
+            match self {
+                Self::Refused(f) => note!("error: {} [{}]", f.message, f.code),
+                e => note!("error: {}", e.message()),
+            }
             let help = self.help();
             if !help.is_empty() {
                 note!("help:  {help}");
@@ -195,6 +239,18 @@ mod tests {
 
     fn rendered(spec: &str) -> String {
         render(&drums_common::spec::parse("x.toml", spec.as_bytes()).unwrap_err())
+    }
+
+    #[test]
+    fn an_error_as_json_has_the_words_the_places_and_the_exit_code_of_the_text() {
+        let bad = CtlError::BadSpec(Box::new(drums_common::spec::parse("x.toml", b"\nkey = 1\n").unwrap_err()));
+        let error = &bad.document()["error"];
+        assert_eq!((&error["code"], &error["exit"], &error["file"]), (&json!("bad-spec"), &json!(2), &json!("x.toml")));
+        let fault = error["faults"].as_array().unwrap().iter().find(|f| f["line"] == 2).unwrap();
+        assert!(fault["message"].as_str().unwrap().contains("key"), "{fault}");
+        let refused = CtlError::Refused(Failure::refused("no-host", "no such host", "list them"));
+        let wanted = json!({ "code": "no-host", "message": "no such host", "help": "list them", "exit": 2 });
+        assert_eq!(refused.document()["error"], wanted);
     }
 
     #[test]

@@ -85,9 +85,7 @@ pub(super) async fn events(global: &Global, c: Events) -> Result<ExitCode, CtlEr
         for row in rows {
             after = row.number;
             if global.json {
-                let line = serde_json::to_string(&row)
-                    .map_err(|e| CtlError::failed("writing JSON", e, "this is a fault of drumsctl"))?;
-                say!("{line}")?;
+                output::json_line(&row)?;
             } else {
                 let cells = cells(row);
                 say!("{}", say::one_line(&cells.join("  ")))?;

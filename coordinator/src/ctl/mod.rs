@@ -38,6 +38,7 @@ Example: drumsctl --home /var/lib/drums init && drums-coordinator --home /var/li
 Exit codes: 0 done, or verdict pass; 1 failed; 2 bad input, nothing was recorded; 3 the coordinator cannot be reached;
 verdicts: 10 fail, 11 undecided, 12 invalid, 13 incomplete, 14 lost, 15 cancelled; 20 a sweep that missed its canary;
 130 detached by Ctrl-C; 141 nobody read the answer.
+With --json the last line of standard error is {\"error\": {\"code\", \"message\", \"help\", \"exit\"}} unless all went well.
 Times are UTC. NO_COLOR is honoured.";
 
 #[derive(Debug, Parser)]
@@ -75,7 +76,7 @@ pub struct Global {
     /// The CA's certificate (PEM).
     #[arg(long, global = true, env = "DRUMS_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
-    /// Print JSON instead of tables.
+    /// Print JSON instead of tables; errors, too, as one line on standard error.
     #[arg(long, global = true)]
     pub json: bool,
 }
@@ -175,13 +176,14 @@ pub fn main() -> ExitCode {
             };
         }
     };
+    let json = cli.global.json;
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(source) => return CtlError::Runtime(source).report(),
+        Err(source) => return CtlError::Runtime(source).report(json),
     };
     match runtime.block_on(run(cli)) {
         Ok(code) => code,
-        Err(e) => e.report(),
+        Err(e) => e.report(json),
     }
 }
 

@@ -14,9 +14,18 @@ pub(super) fn colour() -> bool {
 }
 
 pub(super) fn json<T: Serialize>(value: &T) -> Result<(), CtlError> {
-    let text = serde_json::to_string_pretty(value)
-        .map_err(|e| CtlError::failed("writing JSON", e, "this is a fault of drumsctl"))?;
-    Ok(say::text(&(text + "\n"))?)
+    let text = serde_json::to_string_pretty(value).map_err(unwritten)?;
+    Ok(say::text(&(say::json_text(&text) + "\n"))?)
+}
+
+/// On one line, for what is told piece by piece.
+pub(super) fn json_line<T: Serialize>(value: &T) -> Result<(), CtlError> {
+    let text = serde_json::to_string(value).map_err(unwritten)?;
+    Ok(say::text(&(say::json_text(&text) + "\n"))?)
+}
+
+fn unwritten(e: serde_json::Error) -> CtlError {
+    CtlError::failed("writing JSON", e, "this is a fault of drumsctl")
 }
 
 pub(super) fn table<R: AsRef<[String]>>(header: &[&str], rows: &[R]) -> Result<(), CtlError> {
