@@ -236,3 +236,68 @@ fn what_a_spec_may_not_say_a_registration_may_not_either() {
         assert!(thaw(&e).is_err(), "change {i}");
     }
 }
+
+/// `## TABLE` of the reference with its rows: field and what its value may be.
+fn reference() -> Vec<(&'static str, Vec<(&'static str, &'static str)>)> {
+    const REFERENCE: &str = include_str!("../../../docs/spec.md");
+    let sections = REFERENCE.split("\n## ").skip(1);
+    sections
+        .map(|section| {
+            let (table, rest) = section.split_once('\n').unwrap();
+            let rows = rest.lines().filter_map(|line| {
+                let mut cells = line.strip_prefix("| `")?.splitn(3, " | ");
+                Some((cells.next()?.strip_suffix('`')?, cells.next()?))
+            });
+            (table, rows.collect())
+        })
+        .collect()
+}
+
+#[test]
+fn the_reference_lists_every_field_of_every_table() {
+    const UNKNOWN: &str = "zzz = 1\n";
+    let mut tables = 0;
+    for (table, rows) in reference() {
+        let spec = match table {
+            "the spec" => format!("{UNKNOWN}{EXP_028}"),
+            "gates" => EXP_028.replace("[gates]\n", &format!("[gates]\n{UNKNOWN}")),
+            "[[arm]] control" => EXP_028.replace("{ delayed", "{ zzz = 1, delayed"),
+            _ => EXP_028.replacen(&format!("\n{table}\n"), &format!("\n{table}\n{UNKNOWN}"), 1),
+        };
+        let bad = parse("x", spec.as_bytes()).unwrap_err();
+        let fault = bad.faults.iter().find(|f| f.code == "unknown-field").unwrap_or_else(|| panic!("{table}: {bad}"));
+        let (_, known) = fault.help.split_once(" has ").unwrap();
+        let known: Vec<_> = known.split(", ").collect();
+        let listed: Vec<_> = rows.iter().map(|(field, _)| *field).collect();
+        assert_eq!(listed, known, "{table}");
+        tables += 1;
+    }
+    assert_eq!(tables, 11);
+}
+
+#[test]
+fn the_reference_says_the_ranges_and_defaults_that_are_kept() {
+    let (mut ranges, mut defaults) = (0, 0);
+    let gates_left_out = EXP_028.split("[gates]").next().unwrap();
+    let left_out = serde_json::to_value(parse("x", gates_left_out.as_bytes()).unwrap().experiment.gates).unwrap();
+    for (table, rows) in reference() {
+        for (field, value) in rows {
+            let (range, default) = value.split_once("; optional: ").map_or((value, None), |(r, d)| (r, Some(d)));
+            if !range.starts_with("a whole number ") && !range.starts_with("a number ") {
+                continue;
+            }
+            let (before, after) = EXP_028.split_once(&format!("{field} = ")).unwrap_or_else(|| panic!("{field}"));
+            let rest = &after[after.find(['\n', ' ']).unwrap()..];
+            let bad = parse("x", format!("{before}{field} = -1{rest}").as_bytes()).unwrap_err();
+            let fault =
+                bad.faults.iter().find(|f| f.code == "out-of-range").unwrap_or_else(|| panic!("{field}: {bad}"));
+            assert_eq!(fault.help, format!("expected {range}"), "{table} {field}");
+            ranges += 1;
+            if let Some(default) = default {
+                assert_eq!(left_out[field].as_f64(), Some(default.parse().unwrap()), "{field}");
+                defaults += 1;
+            }
+        }
+    }
+    assert_eq!((ranges, defaults), (22, 6));
+}
