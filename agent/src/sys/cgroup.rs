@@ -145,10 +145,10 @@ impl Layout {
                         mkdir(&parent.join(leaf.as_str()))?;
                     }
                 }
-                write(
-                    &self.folder("memory").join(name).join("memory.limit_in_bytes"),
-                    &limits.memory_bytes.to_string(),
-                )?;
+                let memory = self.folder("memory").join(name);
+                write(&memory.join("memory.limit_in_bytes"), &limits.memory_bytes.to_string())?;
+                // Of memory and swap together.
+                without_swap(&memory.join("memory.memsw.limit_in_bytes"), &limits.memory_bytes.to_string())?;
                 let cpu = self.folder("cpu").join(name);
                 write(&cpu.join("cpu.cfs_period_us"), &PERIOD_US.to_string())?;
                 write(&cpu.join("cpu.cfs_quota_us"), &quota.to_string())?;
@@ -161,6 +161,7 @@ impl Layout {
                 write(&parent.join("cpuset.cpus"), &cpus)?;
                 write(&parent.join("cpu.max"), &format!("{quota} {PERIOD_US}"))?;
                 write(&parent.join("memory.max"), &limits.memory_bytes.to_string())?;
+                without_swap(&parent.join("memory.swap.max"), "0")?;
                 write(&parent.join("pids.max"), &limits.pids.to_string())?;
                 write(&parent.join("cgroup.subtree_control"), CONTROLLERS)?;
                 for leaf in LEAVES {
@@ -187,16 +188,22 @@ impl Layout {
         procfs::inode(&root).map_err(|e| SysError::os("look at", root.display(), e))
     }
 
-    /// Limits as the kernel has them.
+    /// Limits as the kernel has them; of memory and swap together.
     pub fn limits(&self, name: &str) -> Result<LimitsRead, SysError> {
         let (cpu, cpuset, memory) =
             (self.folder("cpu").join(name), self.folder("cpuset").join(name), self.folder("memory").join(name));
-        let (quota, period, cpus, bytes) = match self {
+        // "max" and -1 mean no limit: reported as the largest number, which no registration asks for.
+        let bytes = |file: &str| read(&memory.join(file)).map(|text| text.trim().parse::<u64>().unwrap_or(u64::MAX));
+        let if_there = |file: &str| memory.join(file).exists().then(|| bytes(file)).transpose();
+        let (quota, period, cpus, memory_bytes) = match self {
             Self::V1 { .. } => (
                 read(&cpu.join("cpu.cfs_quota_us"))?,
                 read(&cpu.join("cpu.cfs_period_us"))?,
                 read(&cpuset.join("cpuset.effective_cpus"))?,
-                read(&memory.join("memory.limit_in_bytes"))?,
+                match if_there("memory.memsw.limit_in_bytes")? {
+                    Some(both) => both.max(bytes("memory.limit_in_bytes")?),
+                    None => bytes("memory.limit_in_bytes")?,
+                },
             ),
             Self::V2(_) => {
                 let max = read(&cpu.join("cpu.max"))?;
@@ -205,19 +212,14 @@ impl Layout {
                     quota.to_owned(),
                     period.to_owned(),
                     read(&cpuset.join("cpuset.cpus.effective"))?,
-                    read(&memory.join("memory.max"))?,
+                    bytes("memory.max")?.saturating_add(if_there("memory.swap.max")?.unwrap_or(0)),
                 )
             }
         };
-        // "max" and -1 mean no limit: reported as the largest number, which no registration asks for.
         let quota = quota.trim().parse::<u64>().ok();
         let period = period.trim().parse::<u64>().unwrap_or(PERIOD_US).max(1);
         let milli = quota.map_or(u32::MAX, |q| u32::try_from(q.saturating_mul(1_000) / period).unwrap_or(u32::MAX));
-        Ok(LimitsRead {
-            cpu_milli: milli,
-            cpus: parse_cpus(cpus.trim()),
-            memory_bytes: bytes.trim().parse().unwrap_or(u64::MAX),
-        })
+        Ok(LimitsRead { cpu_milli: milli, cpus: parse_cpus(cpus.trim()), memory_bytes })
     }
 
     /// CPU time of the whole tree, microseconds.
@@ -434,6 +436,25 @@ fn thaw(folder: &Path) {
     }
 }
 
+/// Keeps swap from a group: what a session may push out of its memory is memory beyond its limit, and is slow for whoever
+/// did it. A kernel that does not count swap cannot keep it from anybody; that matters only where there is some.
+fn without_swap(limit: &Path, value: &str) -> Result<(), SysError> {
+    if limit.exists() {
+        return write(limit, value);
+    }
+    let swaps = read(Path::new("/proc/swaps")).unwrap_or_default();
+    if has_swap(&swaps) {
+        let why = "this kernel does not count swap: turn it off (`swapoff -a`), or boot with swapaccount=1";
+        return Err(SysError::os("keep swap from", limit.display(), io::Error::new(io::ErrorKind::Unsupported, why)));
+    }
+    Ok(())
+}
+
+/// Of /proc/swaps, which has a line of headings; empty where the kernel has no swap at all.
+fn has_swap(swaps: &str) -> bool {
+    swaps.lines().skip(1).any(|line| !line.trim().is_empty())
+}
+
 fn mkdir(path: &Path) -> Result<(), SysError> {
     fs::create_dir(path).map_err(|e| SysError::os("make the control group", path.display(), e))
 }
@@ -505,6 +526,12 @@ mod tests {
         let text = "35 30 0:31 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n";
         assert_eq!(Layout::parse(text), Some(Layout::V2("/sys/fs/cgroup".into())));
         assert_eq!(Layout::parse("1 2 0:3 / / rw - ext4 /dev/vda rw\n"), None);
+    }
+
+    #[test]
+    fn swap_is_there_when_a_line_follows_the_headings() {
+        assert!(!has_swap("") && !has_swap("Filename\tType\tSize\tUsed\tPriority\n"));
+        assert!(has_swap("Filename\tType\tSize\tUsed\tPriority\n/dev/vda2 partition 1048572 0 -2\n"));
     }
 
     #[test]
