@@ -33,7 +33,9 @@ pub struct Running {
 
 impl Running {
     pub fn start(command: &mut Command, patience: Duration) -> Result<Self> {
-        let child = end_with_parent(command).spawn().context("cannot start the agent")?;
+        // A group of its own: when the shell that started all this goes, its group is orphaned, and the kernel lets
+        // whoever is stopped in an orphaned group go on.
+        let child = end_with_parent(command.process_group(0)).spawn().context("cannot start the agent")?;
         Ok(Self { child, patience })
     }
 
