@@ -7,6 +7,7 @@ mod check;
 mod demo;
 mod fault_windows;
 mod image;
+mod kill_matrix;
 mod rows;
 mod sim;
 mod skips;
@@ -47,6 +48,8 @@ enum Task {
     Chaos(chaos::ChaosArgs),
     /// Kill the agent, its shim and tools at every fault window of every arm; is everything gone, and only ours?
     FaultWindows(fault_windows::FaultWindowsArgs),
+    /// Which layer ends a paid host when which faults strike, and when? Fails where one is not dead within its bound
+    KillMatrix(kill_matrix::KillMatrixArgs),
     /// Simulate hours of coordinator, agents and network by seed, every invariant checked after every event
     Sim(sim::SimArgs),
     /// Build a workload tree and its manifest
@@ -86,6 +89,7 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Aa(args) => aa::run(&args)?,
         Task::Chaos(args) => chaos::run(&args)?,
         Task::Sim(args) => sim::run(&args)?,
+        Task::KillMatrix(args) => kill_matrix::run(&args)?,
         Task::FaultWindows(args) => fault_windows::run(&args)?,
         Task::Bench { bench } => bench::run(&bench)?,
         Task::Image { recipe: Recipe::Minimal { out } } => println!("{}  {}", image::minimal(&out)?, out.display()),
