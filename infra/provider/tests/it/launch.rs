@@ -2,15 +2,18 @@
 
 use drums_common::clock::Micros;
 use drums_provider::{
+    ask::RawHost,
+    books::Books,
     cloud::InstanceState,
     failure::FailureKind,
+    gates,
     launch::{Guest, Launch, State, Why},
 };
 use proptest::prelude::*;
 
 use super::{
-    coordinator::{Coordinator, ready},
-    support::{MINUTE_MS, Run, START, World},
+    coordinator::{Coordinator, LIFE_MS, ready},
+    support::{self, MINUTE_MS, Run, START, World},
 };
 
 /// One way for a launch to go, and whether a host comes of it.
@@ -153,6 +156,46 @@ fn row_04_a_host_whose_timer_could_not_be_armed_is_ended_at_once_and_never_ready
         assert!(matches!(c.launch.state(), State::Closed { why: Why::NotArmed(_) }), "{:?}", c.launch.state());
         let took_ms = c.world.now.ms_since(START);
         assert!(took_ms <= c.patience.arm_ms + 10_000, "{kind:?}: {took_ms} ms");
+    }
+}
+
+#[test]
+fn row_04_of_a_batch_the_host_that_cannot_be_armed_is_ended_and_each_other_is_ready_and_armed() {
+    let mut raw = support::raw_ask(LIFE_MS);
+    let one = raw.hosts[0].clone();
+    raw.hosts = ["h1", "h2", "h3"].map(|name| RawHost { name: name.to_owned(), ..one.clone() }).to_vec();
+    let ask = raw.read().unwrap();
+    let (table, cleared) = gates::judge(&ask, &support::limits(), &support::facts(&ask));
+    let launches = cleared.unwrap_or_else(|| panic!("{table}")).confirm(&Books::default(), START).unwrap();
+    for unarmed in 0..launches.len() {
+        let with = |launch: &Launch| Coordinator { launch: launch.clone(), ..Coordinator::new(World::default()) };
+        let mut all: Vec<Coordinator> = launches.iter().map(with).collect();
+        // They share one cloud.
+        let mut world = World::new();
+        while !all.iter().all(Coordinator::settled) {
+            for (k, c) in all.iter_mut().enumerate() {
+                c.world = std::mem::take(&mut world);
+                c.world.schedule_fails = (k == unarmed).then_some(FailureKind::Denied);
+                c.turn().unwrap();
+                world = std::mem::take(&mut c.world);
+                let armed =
+                    matches!(c.launch.state(), State::Armed { .. } | State::Enrolled { .. } | State::Ready { .. });
+                assert!(k != unarmed || !armed, "{:?}", c.launch.state());
+            }
+            world.pass(1_000);
+            assert!(world.now.ms_since(START) < 10 * MINUTE_MS, "not settled");
+        }
+        assert_eq!(world.alive().len(), 2);
+        for (k, c) in all.iter().enumerate() {
+            match c.launch.state() {
+                State::Closed { why: Why::NotArmed(_) } => assert_eq!(k, unarmed),
+                State::Ready { instance } => {
+                    let schedule = &world.schedules[&instance.token().unwrap().to_string()];
+                    assert!(k != unarmed && schedule.instance == *instance.id());
+                }
+                other => panic!("host {k}: {other:?}"),
+            }
+        }
     }
 }
 

@@ -84,7 +84,9 @@ struct Agent {
     /// Of the coordinator that welcomed it last.
     life: Option<u32>,
     beats: u64,
+    first_beat: Option<Micros>,
     beaten: Option<Micros>,
+    longest_silence_s: u64,
     quiet_until: Option<Micros>,
     written: Option<MonoMicros>,
 }
@@ -128,6 +130,13 @@ impl Host {
     /// When it beat last; before that, when it began.
     pub fn beaten(&self) -> Micros {
         self.agent.beaten.unwrap_or(self.kernel)
+    }
+
+    pub fn first_beat_s(&self) -> Option<u64> {
+        Some(self.agent.first_beat?.ms_since(self.kernel) / 1_000)
+    }
+    pub fn longest_silence_s(&self) -> u64 {
+        self.agent.longest_silence_s
     }
 
     /// A second of its life; who powered it off, once it is off.
@@ -201,6 +210,9 @@ impl Host {
             }
         } else if around.quiet_ms.is_some() || (now.ms_since(fetched) / 1_000).is_multiple_of(BEAT_S) {
             self.agent.beats += 1;
+            let silent_s = self.agent.beaten.map_or(0, |at| now.ms_since(at) / 1_000);
+            self.agent.longest_silence_s = self.agent.longest_silence_s.max(silent_s);
+            self.agent.first_beat.get_or_insert(now);
             self.agent.beaten = Some(now);
             let beat = Beat {
                 generation: Generation(u32::from(self.attempt)),

@@ -70,7 +70,7 @@ pub fn rows(site: &Site, seed: u64, draws: u32) -> Result<Vec<Row>> {
 }
 
 /// Dead in time, and not a second before its deadline.
-fn wrong(outcome: &Outcome) -> Option<String> {
+fn wrong(trial: &Trial, outcome: &Outcome) -> Option<String> {
     let Some(death) = outcome.death else { return Some("it outlives its bound".to_owned()) };
     if death.after_deadline_s < 0 {
         return Some(format!("the {} killed it {} s before its deadline", death.by, -death.after_deadline_s));
@@ -78,8 +78,11 @@ fn wrong(outcome: &Outcome) -> Option<String> {
     if outcome.instances != 1 {
         return Some(format!("it took {} instances: a healthy one was given up", outcome.instances));
     }
-    if !outcome.enrolled {
-        return Some("it never enrolled, so nothing was tried".to_owned());
+    let silent_s =
+        trial.quiet_s.max(trial.outage_s.map(|(from_s, s)| if from_s < BOOT_S { 0 } else { s })).unwrap_or(0);
+    let booted = outcome.first_beat_s.is_some_and(|s| s >= trial.boot_s.unwrap_or(0));
+    if !booted || outcome.longest_silence_s < silent_s {
+        return Some(format!("it was not put through it: {outcome:?}"));
     }
     let late = death.after_deadline_s > i64::try_from(SOON_S).unwrap_or(i64::MAX);
     late.then(|| format!("dead {} s after the deadline, {SOON_S} s is the bound", death.after_deadline_s))
@@ -88,7 +91,7 @@ fn wrong(outcome: &Outcome) -> Option<String> {
 fn row(names: Vec<String>, runs: &[(&Plan, Outcome)]) -> Row {
     // The earliest end is the worst one here.
     let earliest = |(_, o): &&(&Plan, Outcome)| o.death.map_or(i64::MIN, |d| d.after_deadline_s);
-    let bad = runs.iter().find_map(|r| Some((r, wrong(&r.1)?)));
+    let bad = runs.iter().find_map(|r| Some((r, wrong(&r.0.trial, &r.1)?)));
     let worst = bad.as_ref().map(|(r, _)| *r).or_else(|| runs.iter().min_by_key(earliest));
     let death = worst.and_then(|(_, o)| o.death);
     let wrong = bad.map_or_else(String::new, |(_, wrong)| wrong);

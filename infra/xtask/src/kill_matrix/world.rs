@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result};
 use drums_common::clock::Micros;
 use drums_provider::{
     launch::Patience,
@@ -139,8 +139,10 @@ pub struct Death {
 pub struct Outcome {
     /// `None`: something lives.
     pub death: Option<Death>,
-    /// Whether any instance ever enrolled.
-    pub enrolled: bool,
+    /// How long after its kernel the first beat of any instance came, in seconds; `None`: there was none.
+    pub first_beat_s: Option<u64>,
+    /// The longest time between two beats of one instance.
+    pub longest_silence_s: u64,
     pub instances: usize,
     /// Schedules that could not call.
     pub dead_letters: usize,
@@ -239,12 +241,14 @@ impl World<'_> {
     }
 
     fn strike(&mut self, s: u64, now: Micros) -> Result<()> {
-        let (come, to_come) = self.to_strike.iter().copied().partition(|(_, m)| self.has_come(*m, s, now));
+        if self.to_strike.is_empty() {
+            return Ok(());
+        }
+        let strikes = std::mem::take(&mut self.to_strike).into_iter();
+        let (come, to_come): (Vec<_>, _) = strikes.partition(|(_, m)| self.has_come(*m, s, now));
         self.to_strike = to_come;
-        let come: Vec<Strike> = come;
         for (fault, moment) in come {
             self.struck.push(((fault, moment), self.after_deadline_s(now)));
-            let newest = || -> Option<InstanceId> { self.hosts.keys().next_back().cloned() };
             match fault {
                 Fault::CoordinatorDead => self.coordinator.kill(),
                 Fault::NetworkCut => self.network = false,
@@ -253,10 +257,8 @@ impl World<'_> {
                 Fault::ScheduleRole => drop(lock(&self.aws).refused.insert(Who::ScheduleRole)),
                 Fault::Sweeper => drop(lock(&self.aws).refused.insert(Who::Sweeper)),
                 Fault::KernelHung | Fault::AgentDead | Fault::AgentFrozen => {
-                    let id = newest();
-                    let host = id.and_then(|id| self.hosts.get_mut(&id));
-                    ensure!(host.is_some(), "{fault} at {s} s, where there is no host yet");
-                    let Some(host) = host else { continue };
+                    let newest = self.hosts.values_mut().next_back();
+                    let host = newest.with_context(|| format!("{fault} at {s} s, where there is no host yet"))?;
                     match fault {
                         Fault::KernelHung => host.kernel_hung = true,
                         Fault::AgentDead => host.agent_ends = true,
@@ -284,29 +286,30 @@ impl World<'_> {
             let pace = Pace { boot_s, ..self.plan.jitter.pace };
             self.hosts.insert(id, Host::new(self.coordinator.attempt(), at, &user_data, pace)?);
         }
-        let ids: Vec<InstanceId> = self.hosts.keys().cloned().collect();
-        for id in ids {
-            if lock(&self.aws).ended(&id).is_some() {
+        let quiet_ms = self.quiet_begins(now);
+        let signed = !lock(&self.aws).refused.contains(&Who::Coordinator);
+        let around = Around {
+            now,
+            network: self.network,
+            signed,
+            scripts: &self.site.scripts,
+            timer: self.plan.left.contains(&Layer::GuestTimer),
+            watchdog: self.site.watchdog_enabled && self.plan.left.contains(&Layer::Watchdog),
+            quiet_ms,
+            declared: self.site.silence,
+        };
+        for (id, host) in &mut self.hosts {
+            if lock(&self.aws).ended(id).is_some() {
                 continue;
             }
-            let quiet = self.quiet_begins(now);
-            let signed = !lock(&self.aws).refused.contains(&Who::Coordinator);
-            let around = Around {
-                now,
-                network: self.network,
-                signed,
-                scripts: &self.site.scripts,
-                timer: self.plan.left.contains(&Layer::GuestTimer),
-                watchdog: self.site.watchdog_enabled && self.plan.left.contains(&Layer::Watchdog),
-                quiet_ms: quiet,
-                declared: self.site.silence,
-            };
-            let Some(host) = self.hosts.get_mut(&id) else { continue };
-            if let Some(by) = host.second(&around, &mut self.coordinator)? {
-                // Its shutdown behaviour is `terminate`.
-                lock(&self.aws).end(&id, by)?;
+            // Its shutdown behaviour is `terminate`.
+            let off = host.second(&around, &mut self.coordinator)?;
+            // What EXP-011 died of, where a site has it.
+            let alarm_s = self.site.heartbeat_alarm_s;
+            let alarm = alarm_s.filter(|s| host.beaten().plus_ms(s * 1_000) <= now).map(|_| Layer::Reaper);
+            if let Some(by) = off.or(alarm) {
+                lock(&self.aws).end(id, by)?;
             }
-            self.heartbeat_alarm(&id, now)?;
         }
         Ok(())
     }
@@ -314,15 +317,6 @@ impl World<'_> {
     fn quiet_begins(&self, now: Micros) -> Option<u64> {
         let at = self.coordinator.ready_since()?.plus_ms(600_000);
         self.plan.trial.quiet_s.filter(|_| at == now).map(|s| s * 1_000)
-    }
-
-    /// What EXP-011 died of, where a site has it.
-    fn heartbeat_alarm(&self, id: &InstanceId, now: Micros) -> Result<()> {
-        let (Some(after_s), Some(host)) = (self.site.heartbeat_alarm_s, self.hosts.get(id)) else { return Ok(()) };
-        if host.beaten().plus_ms(after_s * 1_000) <= now {
-            lock(&self.aws).end(id, Layer::Reaper)?;
-        }
-        Ok(())
     }
 
     /// It judges what it sees when it begins, and ends that at the end of the time that it takes.
@@ -362,7 +356,8 @@ impl World<'_> {
         let death = last.map(|(at, by)| Death { by, after_deadline_s: self.after_deadline_s(at) });
         Outcome {
             death,
-            enrolled: self.coordinator.ready_since().is_some(),
+            first_beat_s: self.hosts.values().filter_map(Host::first_beat_s).max(),
+            longest_silence_s: self.hosts.values().map(Host::longest_silence_s).max().unwrap_or(0),
             instances: self.hosts.len(),
             dead_letters: aws.dead_letters.len(),
             struck: self.struck.clone(),
