@@ -69,7 +69,7 @@ fn every_row_of_the_fields_faults_names_tests_that_exist_and_carry_its_number() 
         let left_out = tests.iter().find(|t| t.starts_with(&own) && !named.contains(&t.as_str()));
         assert_eq!(left_out, None, "row {row} does not name it");
     }
-    for row in [8, 10, 12, 13, 14, 15, 20] {
+    for row in [1, 2, 3, 4, 6, 7, 8, 10, 12, 13, 14, 15, 19, 20] {
         assert!(rows.contains(&row), "row {row} is missing");
     }
 }

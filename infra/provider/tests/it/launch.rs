@@ -167,7 +167,8 @@ fn row_04_of_a_batch_the_host_that_cannot_be_armed_is_ended_and_each_other_is_re
     let ask = raw.read().unwrap();
     let (table, cleared) = gates::judge(&ask, &support::limits(), &support::facts(&ask));
     let launches = cleared.unwrap_or_else(|| panic!("{table}")).confirm(&Books::default(), START).unwrap();
-    for unarmed in 0..launches.len() {
+    let cases = [FailureKind::Denied, FailureKind::Throttled, FailureKind::Unknown];
+    for (unarmed, kind) in (0..launches.len()).flat_map(|k| cases.map(|kind| (k, kind))) {
         let with = |launch: &Launch| Coordinator { launch: launch.clone(), ..Coordinator::new(World::default()) };
         let mut all: Vec<Coordinator> = launches.iter().map(with).collect();
         // They share one cloud.
@@ -175,7 +176,7 @@ fn row_04_of_a_batch_the_host_that_cannot_be_armed_is_ended_and_each_other_is_re
         while !all.iter().all(Coordinator::settled) {
             for (k, c) in all.iter_mut().enumerate() {
                 c.world = std::mem::take(&mut world);
-                c.world.schedule_fails = (k == unarmed).then_some(FailureKind::Denied);
+                c.world.schedule_fails = (k == unarmed).then_some(kind);
                 c.turn().unwrap();
                 world = std::mem::take(&mut c.world);
                 let armed =
