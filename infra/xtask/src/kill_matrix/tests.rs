@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use drums_provider::sweep::Regions;
 
 use super::{
-    cell::{Fault, LAYERS, Layer, Moment, able, bound_s, cells},
+    cell::{Cell, Fault, LAYERS, Layer, Moment, able, bound_s, cells},
     row::Row,
     rows::{self, LIFE_S},
     timer::Scripts,
@@ -19,7 +19,7 @@ fn bad(rows: &[Row]) -> Vec<String> {
 
 #[test]
 fn every_cell_is_dead_in_its_bound_and_by_each_layer_alone_that_is_to_kill() {
-    let rows = rows::rows(&Site::deployed().unwrap(), &cells(), 1, 2).unwrap();
+    let rows = rows::rows(&Site::deployed().unwrap(), &cells(), 1, 1).unwrap();
     assert_eq!(bad(&rows), [""; 0]);
     let whole = rows.iter().filter(|r| r.must_kill.is_none()).count();
     assert_eq!(whole, 9 + 28, "each fault, and each pair of the first eight");
@@ -33,7 +33,7 @@ fn every_cell_is_dead_in_its_bound_and_by_each_layer_alone_that_is_to_kill() {
 
 #[test]
 fn a_boot_of_six_minutes_a_silence_of_forty_and_an_outage_kill_no_host_before_its_deadline() {
-    let rows = trials::rows(&Site::deployed().unwrap(), 1, 2).unwrap();
+    let rows = trials::rows(&Site::deployed().unwrap(), 1, 1).unwrap();
     assert_eq!(bad(&rows), [""; 0]);
     assert!(rows.len() > 20 && rows.iter().all(|r| r.killed_after_deadline_s.is_some_and(|s| s >= 0)));
 }
@@ -62,13 +62,13 @@ fn a_layer_that_is_broken_turns_the_matrix_red_and_is_named() {
     for (layer, spoil) in breaks {
         let mut site = Site::deployed().unwrap();
         spoil(&mut site);
-        let single: Vec<_> = cells().into_iter().filter(|c| c.faults.len() == 1).collect();
-        let rows = rows::rows(&site, &single, 1, 0).unwrap();
+        let cells = [Fault::AgentDead, Fault::ScheduleRole, Fault::Sweeper].map(|f| Cell { faults: vec![f] });
+        let rows = rows::rows(&site, &cells, 1, 0).unwrap();
         let red: Vec<_> = rows.iter().filter(|r| !r.in_bound).collect();
         assert!(!red.is_empty(), "{layer}");
         let named = red.iter().filter(|r| r.must_kill == Some(layer)).count();
         let wanted = rows.iter().filter(|r| r.must_kill == Some(layer)).count();
-        assert!(named == wanted && named > 5, "{layer}: {named} of {wanted} rows of it are red");
+        assert!(named == wanted && named > 1, "{layer}: {named} of {wanted} rows of it are red");
         assert!(red.iter().all(|r| r.must_kill.is_none_or(|l| l == layer)), "{layer}: {:?}", bad(&rows));
     }
 }
