@@ -1,4 +1,4 @@
-//! What only a real account can prove. These are listed and not counted; the runbook has each of them to run.
+//! What only a real account can prove. These are listed and not counted; the runbook has each of them.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub struct InAccount {
     pub bound_s: Option<u64>,
 }
 
-pub const ROWS: [InAccount; 6] = [
+pub const ROWS: [InAccount; 11] = [
     InAccount {
         what: "IAM lets hosts be launched with their profile and in no other way",
         runbook_row: "0",
@@ -42,6 +42,27 @@ pub const ROWS: [InAccount; 6] = [
         what: "a schedule whose role is broken leaves a letter and an alarm's mail",
         runbook_row: "5",
         bound_s: None,
+    },
+    InAccount {
+        what: "a host that is cut off from a coordinator that is dead is ended by its life lease",
+        runbook_row: "6",
+        bound_s: None,
+    },
+    InAccount {
+        what: "a host whose agent and coordinator are dead is ended by its watchdog",
+        runbook_row: "7",
+        bound_s: None,
+    },
+    InAccount { what: "a host whose kernel hangs is ended by its schedule", runbook_row: "8", bound_s: Some(120) },
+    InAccount {
+        what: "with the coordinator's credentials revoked in a run, timer and schedule end the host",
+        runbook_row: "9",
+        bound_s: Some(120),
+    },
+    InAccount {
+        what: "the coordinator alone ends a host that it launched, and writes its receipt",
+        runbook_row: "10",
+        bound_s: Some(120),
     },
 ];
 
