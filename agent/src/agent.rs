@@ -316,9 +316,9 @@ fn open_spool(config: &AgentConfig) -> Result<Arc<Spool>, AgentError> {
 
 async fn identity(config: &AgentConfig, build: Sha256) -> Result<net::Identity, AgentError> {
     let paid = &config.paid;
-    instance::bind(&config.state, paid.imds, paid.is_paid_host(), instance::PATIENCE).await?;
+    let proof = instance::bind(&config.state, paid.imds, paid.is_paid_host(), instance::PATIENCE).await?;
     match &config.token {
-        Some(token) => Ok(net::enrol(&config.state, token, build).await?),
+        Some(token) => Ok(net::enrol(&config.state, token, build, proof).await?),
         None => net::Identity::load(&config.state)?.ok_or(AgentError::NotEnrolled),
     }
 }

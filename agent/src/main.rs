@@ -39,7 +39,7 @@ const EXIT_RETIRED: u8 = 21;
 #[command(
     name = "drums-agent",
     after_help = "Example: drums-agent setup && drums-agent run --token-file /etc/drums/token\n\n\
-        Exit codes: 0 orderly end, 1 failure, 2 bad input, 3 coordinator unreachable at enrolment, \
+        Exit codes: 0 orderly end, 1 failure, 2 bad input, 3 coordinator unreachable at enrolment or not ready for it, \
         20 refused by the coordinator or on another machine than it enrolled on, 21 released by the coordinator."
 )]
 struct Cli {
@@ -297,8 +297,9 @@ fn run(args: &RunArgs) -> Result<ExitCode, Unsaid> {
                 AgentError::NotEnrolled => EXIT_BAD_INPUT,
                 AgentError::Refused(_)
                 | AgentError::Instance(InstanceError::Another { .. })
-                | AgentError::Enrol(EnrolError::Refused { .. } | EnrolError::OtherIdentity { .. }) => EXIT_REFUSED,
-                AgentError::Enrol(EnrolError::Unreachable { .. }) => EXIT_UNREACHABLE,
+                | AgentError::Enrol(EnrolError::OtherIdentity { .. }) => EXIT_REFUSED,
+                AgentError::Enrol(e @ EnrolError::Refused { .. }) if !e.is_passing() => EXIT_REFUSED,
+                AgentError::Enrol(EnrolError::Unreachable { .. } | EnrolError::Refused { .. }) => EXIT_UNREACHABLE,
                 _ => 1,
             };
             fail(code, &e)

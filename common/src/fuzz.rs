@@ -14,14 +14,16 @@ use crate::{
         frame::{self, Lane},
         hello::{HELLO_LEN, Hello, HelloReply, REPLY_LEN},
         latest::*,
+        v1,
     },
     workload,
 };
 
-/// The golden messages whose names begin so.
+/// The golden messages of all versions whose names begin so.
 fn goldens(prefix: &str) -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens/wire/v1");
-    let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens/wire");
+    let of_version = |version| fs::read_dir(folder.join(version)).unwrap().map(|e| e.unwrap().path());
+    let mut paths: Vec<_> = ["v1", "v2"].into_iter().flat_map(of_version).collect();
     paths.sort();
     let named = |p: &&std::path::PathBuf| p.file_name().unwrap().to_string_lossy().starts_with(prefix);
     let out: Vec<_> = paths.iter().filter(named).map(|p| fs::read(p).unwrap()).collect();
@@ -72,7 +74,9 @@ fn fuzz_beats() {
 #[test]
 fn fuzz_enrolment() {
     drums_fuzz::decoder!(goldens("enrol-"), |bytes: &[u8]| {
+        reads::<v1::EnrolRequest>(Lane::Enrol, bytes);
         reads::<EnrolRequest>(Lane::Enrol, bytes);
+        reads::<InstanceProof>(Lane::Enrol, bytes);
         reads::<EnrolReply>(Lane::Enrol, bytes);
     });
 }

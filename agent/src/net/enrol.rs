@@ -13,7 +13,8 @@ use drums_common::{
     wire::{
         close::Close,
         frame::Lane,
-        latest::{EnrolReply, EnrolRequest},
+        latest::{EnrolReply, EnrolRequest, InstanceProof},
+        v1,
     },
 };
 use rcgen::{CertificateParams, KeyPair};
@@ -49,6 +50,17 @@ pub enum EnrolError {
     Dial(#[from] DialError),
 }
 
+impl EnrolError {
+    /// The same may succeed later: who starts agents starts this one again.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } => true,
+            Self::Refused { failure, .. } => failure.class == FailureClass::Transient,
+            _ => false,
+        }
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 enum AttemptError {
     #[error(transparent)]
@@ -63,13 +75,18 @@ enum AttemptError {
 
 /// The identity in `state`, or a new one by the token. The token that made the identity is not needed again; another one
 /// for the same host takes its place (the host was released and added again, or its coordinator has moved), and if it
-/// cannot be used, what is held stays.
-pub async fn enrol(state: &Path, token: &Token, build: Sha256) -> Result<Identity, EnrolError> {
+/// cannot be used, what is held stays. A launched host has the proof of which instance it is with it.
+pub async fn enrol(
+    state: &Path,
+    token: &Token,
+    build: Sha256,
+    proof: Option<InstanceProof>,
+) -> Result<Identity, EnrolError> {
     let Some(held) = Identity::load(state)? else {
         let dir = identity::dir(state);
         identity::make_private_dir(&dir)?;
         let key = identity::pending_key(&dir.join("key.pem"))?;
-        let (cert_pem, ca_pem) = ask(state, token, &key, build).await?;
+        let (cert_pem, ca_pem) = ask(state, token, &key, build, proof).await?;
         accept(&dir, token, &key, &cert_pem, &ca_pem)?;
         let what = "it could not be read back".to_owned();
         return Identity::load(state)?.ok_or_else(|| EnrolError::BadAnswer { host: token.host.to_string(), what });
@@ -85,7 +102,7 @@ pub async fn enrol(state: &Path, token: &Token, build: Sha256) -> Result<Identit
         tracing::info!(host = %held.host, "enrolled already; the token is not needed");
         return Ok(held);
     }
-    match again(state, &held, token, build).await {
+    match again(state, &held, token, build, proof).await {
         Ok(renewed) => {
             tracing::info!(host = %held.host, "enrolled anew");
             Ok(renewed)
@@ -93,7 +110,7 @@ pub async fn enrol(state: &Path, token: &Token, build: Sha256) -> Result<Identit
         Err(e) => {
             tracing::warn!(host = %held.host, error = chain(&e), "the token was not used; going on with the identity that is held");
             // A unit gives the same file at each start: what was refused for good is not asked for again.
-            if matches!(&e, EnrolError::Refused { failure, .. } if failure.class != FailureClass::Transient) {
+            if matches!(&e, EnrolError::Refused { .. }) && !e.is_passing() {
                 identity::note_token(&held.folder, token)?;
             }
             Ok(held)
@@ -102,10 +119,16 @@ pub async fn enrol(state: &Path, token: &Token, build: Sha256) -> Result<Identit
 }
 
 /// Enrols a host that has an identity, with a key of its own: what is held counts until the new one is whole.
-async fn again(state: &Path, held: &Identity, token: &Token, build: Sha256) -> Result<Identity, EnrolError> {
+async fn again(
+    state: &Path,
+    held: &Identity,
+    token: &Token,
+    build: Sha256,
+    proof: Option<InstanceProof>,
+) -> Result<Identity, EnrolError> {
     let bad = |what: String| EnrolError::BadAnswer { host: token.host.to_string(), what };
     let key = identity::pending_key(&held.folder.join(identity::NEXT_KEY))?;
-    let (cert_pem, ca_pem) = ask(state, token, &key, build).await?;
+    let (cert_pem, ca_pem) = ask(state, token, &key, build, proof).await?;
     let next = held.next(&cert_pem, &ca_pem)?.map_err(bad)?;
     identity::note_coordinator(&held.folder, token)?;
     next.keep()?;
@@ -114,7 +137,13 @@ async fn again(state: &Path, held: &Identity, token: &Token, build: Sha256) -> R
 }
 
 /// The coordinator's answer to a request for this key: the certificate, and its CA's.
-async fn ask(state: &Path, token: &Token, key: &KeyPair, build: Sha256) -> Result<(String, String), EnrolError> {
+async fn ask(
+    state: &Path,
+    token: &Token,
+    key: &KeyPair,
+    build: Sha256,
+    instance: Option<InstanceProof>,
+) -> Result<(String, String), EnrolError> {
     let installation = identity::installation(state)?;
     let csr = CertificateParams::default().serialize_request(key).map_err(EnrolError::Request)?;
     let request = EnrolRequest {
@@ -122,6 +151,7 @@ async fn ask(state: &Path, token: &Token, key: &KeyPair, build: Sha256) -> Resul
         host: token.host.clone(),
         csr_der: csr.der().to_vec(),
         installation,
+        instance,
     };
     let (config, foreign) = tls::pinned(token.ca)?;
     let host = token.host.to_string();
@@ -149,8 +179,10 @@ async fn attempt(
     let (endpoint, connection) = tls::dial(&tls::Udp, &address.host, address.enrol, config).await?;
     let exchange = async {
         let (mut send, mut recv) = connection.open_bi().await.map_err(|e| AttemptError::Broken(tls::words(&e)))?;
-        io::shake_hands(&mut send, &mut recv, build).await?;
-        io::write(&mut send, Lane::Enrol, request).await?;
+        match io::shake_hands(&mut send, &mut recv, build).await? {
+            1 => io::write(&mut send, Lane::Enrol, &v1::EnrolRequest::from(request.clone())).await?,
+            _ => io::write(&mut send, Lane::Enrol, request).await?,
+        }
         let _ = send.finish();
         io::read::<EnrolReply>(&mut recv, Lane::Enrol).await?.ok_or(AttemptError::Stream(StreamError::CutShort))
     };

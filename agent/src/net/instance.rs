@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use drums_common::wire::latest::InstanceProof;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -48,6 +49,8 @@ pub enum InstanceError {
     Unknown(#[from] ImdsError),
     #[error("what the instance metadata shows is no identity document")]
     Document(#[source] serde_json::Error),
+    #[error("what the instance metadata shows is not sent to the coordinator: {why}")]
+    TooLong { why: String },
     #[error("{} is damaged: {why}; remove the identity folder and enrol again with a new token", path.display())]
     Damaged { path: PathBuf, why: String },
     #[error("cannot read {}", path.display())]
@@ -57,8 +60,14 @@ pub enum InstanceError {
 }
 
 /// Holds this machine against the instance that the identity in `state` was made on; notes it on a launched host's first
-/// start. `launched`: this host was launched by us, so that there is an instance to ask for.
-pub async fn bind(state: &Path, imds: SocketAddr, launched: bool, patience: Duration) -> Result<(), InstanceError> {
+/// start. `launched`: this host was launched by us, so that there is an instance to ask for. Gives what proves it to a
+/// coordinator; nothing on a machine that is not asked.
+pub async fn bind(
+    state: &Path,
+    imds: SocketAddr,
+    launched: bool,
+    patience: Duration,
+) -> Result<Option<InstanceProof>, InstanceError> {
     let folder = identity::dir(state);
     let path = folder.join(FILE);
     let was: Option<Instance> = match fs::read(&path) {
@@ -70,20 +79,23 @@ pub async fn bind(state: &Path, imds: SocketAddr, launched: bool, patience: Dura
         Err(source) => return Err(InstanceError::Read { path, source }),
     };
     if was.is_none() && !launched {
-        return Ok(());
+        return Ok(None);
     }
     let shown = imds::shown(imds, patience).await?;
     let is: Instance = serde_json::from_slice(&shown.document).map_err(InstanceError::Document)?;
     match was {
-        Some(was) if was != is => Err(InstanceError::Another { folder, was: Box::new(was), is: Box::new(is) }),
-        Some(_) => Ok(()),
+        Some(was) if was != is => {
+            return Err(InstanceError::Another { folder, was: Box::new(was), is: Box::new(is) });
+        }
+        Some(_) => {}
         None => {
             identity::make_private_dir(&folder)?;
             let json = serde_json::to_vec_pretty(&is).expect("strings always serialise");
             identity::write(&path, &json, 0o644)?;
-            Ok(())
         }
     }
+    let proof = InstanceProof::new(shown.document, shown.signature);
+    proof.map(Some).map_err(|e| InstanceError::TooLong { why: e.to_string() })
 }
 
 #[cfg(test)]

@@ -20,8 +20,8 @@ pub struct Versions {
     pub max: u16,
 }
 
-/// What this build speaks.
-pub const OURS: Versions = Versions { min: 1, max: 1 };
+/// What this build speaks. Agents and coordinators of version 1 are in use.
+pub const OURS: Versions = Versions { min: 1, max: 2 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {

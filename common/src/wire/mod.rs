@@ -12,9 +12,12 @@
 pub mod close;
 pub mod codec;
 pub mod frame;
+#[cfg(test)]
+mod golden;
 pub mod hello;
 pub mod latest;
 pub mod v1;
+pub mod v2;
 
 /// ALPN of the agents' endpoint.
 pub const ALPN_AGENTS: &[u8] = b"drums/1";

@@ -15,6 +15,7 @@ use drums_common::{
         close::Close,
         frame::Lane,
         latest::{EnrolReply, EnrolRequest},
+        v1,
     },
 };
 use quinn::{Connection, Incoming};
@@ -70,12 +71,19 @@ pub(super) async fn serve<T: TokenStore>(incoming: Incoming, context: Arc<Contex
 
 async fn answer<T: TokenStore>(connection: &Connection, remote: SocketAddr, context: &Context<T>) -> Result<(), End> {
     let (mut send, mut recv) = connection.accept_bi().await?;
-    if let Err(e) = io::shake_hands(&mut send, &mut recv, context.build).await {
-        let _ = send.finish();
-        let _ = timeout(FAREWELL, send.stopped()).await;
-        return Err(e.into());
-    }
-    let request: EnrolRequest = io::read(&mut recv, Lane::Enrol).await?.ok_or(End::Nothing)?;
+    let version = match io::shake_hands(&mut send, &mut recv, context.build).await {
+        Ok(version) => version,
+        Err(e) => {
+            let _ = send.finish();
+            let _ = timeout(FAREWELL, send.stopped()).await;
+            return Err(e.into());
+        }
+    };
+    let request = match version {
+        1 => io::read::<v1::EnrolRequest>(&mut recv, Lane::Enrol).await?.map(EnrolRequest::from),
+        _ => io::read::<EnrolRequest>(&mut recv, Lane::Enrol).await?,
+    };
+    let request = request.ok_or(End::Nothing)?;
     let host = request.host.clone();
     let reply = match enrol(request, remote, context).await {
         Ok((certificate_pem, peer)) => {

@@ -17,7 +17,7 @@ use super::fake::*;
 const BUILD: Sha256 = Sha256([7; 32]);
 
 async fn refused(state: &std::path::Path, token: &Token) -> Failure {
-    match enrol(state, token, BUILD).await {
+    match enrol(state, token, BUILD, None).await {
         Err(EnrolError::Refused { failure, .. }) => failure,
         other => panic!("{other:?}"),
     }
@@ -54,7 +54,7 @@ async fn bad_tokens_are_refused_with_a_reason_on_both_sides() {
     assert_eq!(refused(&state("unknown"), &unknown).await.code, "token-unknown");
 
     let used = coordinator.token("h1");
-    enrol(&state("first"), &used, BUILD).await.unwrap();
+    enrol(&state("first"), &used, BUILD, None).await.unwrap();
     assert_eq!(refused(&state("second"), &used).await.code, "token-used");
 
     let other = Token { host: host("h2"), ..coordinator.token("h1") };
@@ -74,14 +74,14 @@ async fn a_lost_answer_does_not_cost_the_token() {
     let coordinator = Coordinator::start();
     let dir = tempfile::tempdir().unwrap();
     let token = coordinator.token("h1");
-    enrol(dir.path(), &token, BUILD).await.unwrap();
+    enrol(dir.path(), &token, BUILD, None).await.unwrap();
     // As if the agent had died before it wrote its certificate: the same key asks again.
     fs::remove_file(dir.path().join("identity/cert.pem")).unwrap();
-    let identity = enrol(dir.path(), &token, BUILD).await.unwrap();
+    let identity = enrol(dir.path(), &token, BUILD, None).await.unwrap();
     assert_eq!(identity.host, host("h1"));
     // And a token is not needed for who we are already, but cannot make us someone else.
-    enrol(dir.path(), &token, BUILD).await.unwrap();
-    let e = enrol(dir.path(), &coordinator.token("h2"), BUILD).await.unwrap_err();
+    enrol(dir.path(), &token, BUILD, None).await.unwrap();
+    let e = enrol(dir.path(), &coordinator.token("h2"), BUILD, None).await.unwrap_err();
     assert!(matches!(e, EnrolError::OtherIdentity { .. }), "{e}");
 }
 
@@ -90,10 +90,10 @@ async fn a_new_token_for_the_same_host_takes_the_place_of_what_is_held_unless_it
     let coordinator = Coordinator::start();
     let dir = tempfile::tempdir().unwrap();
     let shown = |identity: &Identity| Sha256::of(&identity.chain[0]);
-    let first = enrol(dir.path(), &coordinator.token("h1"), BUILD).await.unwrap();
+    let first = enrol(dir.path(), &coordinator.token("h1"), BUILD, None).await.unwrap();
     let mut moved = coordinator.token("h1");
     moved.addresses.insert(0, Address { host: "localhost".into(), ..moved.addresses[0].clone() });
-    let second = enrol(dir.path(), &moved, BUILD).await.unwrap();
+    let second = enrol(dir.path(), &moved, BUILD, None).await.unwrap();
     assert_ne!(shown(&second), shown(&first), "the host may have been released meanwhile");
     assert_eq!((second.installation, &second.addresses), (first.installation, &moved.addresses));
     assert_eq!(coordinator.store.with(|s| s.enrolled.last().unwrap().certificate), shown(&second));
@@ -101,7 +101,7 @@ async fn a_new_token_for_the_same_host_takes_the_place_of_what_is_held_unless_it
     // Nor is that one asked with again: a unit gives the same file at each start.
     let late = coordinator.token_until("h1", SystemClock.now());
     for token in [&moved, &late, &late] {
-        assert_eq!(shown(&enrol(dir.path(), token, BUILD).await.unwrap()), shown(&second));
+        assert_eq!(shown(&enrol(dir.path(), token, BUILD, None).await.unwrap()), shown(&second));
     }
     assert_eq!(coordinator.store.with(|s| s.refusals.len()), 1);
     let agent = Agent::run("h1", dir.path(), "m1").await;
@@ -115,7 +115,7 @@ async fn a_coordinator_with_another_ca_is_not_told_the_secret() {
     let coordinator = Coordinator::start();
     let dir = tempfile::tempdir().unwrap();
     let token = Token { ca: Sha256::of(b"another CA"), ..coordinator.token("h1") };
-    let e = chain(&enrol(dir.path(), &token, BUILD).await.unwrap_err());
+    let e = chain(&enrol(dir.path(), &token, BUILD, None).await.unwrap_err());
     assert!(e.contains("does not show the CA") && e.contains("another coordinator"), "{e}");
     assert!(coordinator.store.with(|s| s.tokens.values().all(|t| t.used_by.is_none())));
 }
@@ -126,7 +126,7 @@ async fn nobody_there_is_said_with_the_address() {
     let token = coordinator.token("h1");
     coordinator.kill().await;
     let dir = tempfile::tempdir().unwrap();
-    let e = enrol(dir.path(), &token, BUILD).await.unwrap_err().to_string();
+    let e = enrol(dir.path(), &token, BUILD, None).await.unwrap_err().to_string();
     assert!(e.contains("127.0.0.1") && e.contains("no answer"), "{e}");
 }
 
@@ -151,7 +151,7 @@ async fn expired_and_foreign_certificates_are_refused_and_reported() {
         ("foreign", &foreign, SystemClock.now(), "UnknownIssuer"),
     ] {
         let state = dir.path().join(name);
-        enrol(&state, &coordinator.token("h1"), BUILD).await.unwrap();
+        enrol(&state, &coordinator.token("h1"), BUILD, None).await.unwrap();
         replace_certificate(&state, issuer, at);
         let agent = Agent::run("h1", &state, "m1").await;
         let report = coordinator

@@ -477,7 +477,7 @@ impl Agent {
     /// Enrols in `state` if need be, and connects.
     pub async fn start(coordinator: &Coordinator, name: &str, state: &Path) -> Self {
         if Identity::load(state).unwrap().is_none() {
-            enrol(state, &coordinator.token(name), Sha256::of(b"agent")).await.unwrap();
+            enrol(state, &coordinator.token(name), Sha256::of(b"agent"), None).await.unwrap();
         }
         Self::run(name, state, "m1").await
     }

@@ -30,7 +30,7 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
 }
 
 /// A raw client with the given certificate, or none.
-fn client(
+pub(super) fn client(
     ca: &CertificateDer<'static>,
     auth: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
     alpn: &[u8],
@@ -61,7 +61,7 @@ struct Rogue {
 
 impl Rogue {
     async fn enrol(coordinator: &Coordinator, name: &str, state: &Path) -> Self {
-        let identity = enrol(state, &coordinator.token(name), BUILD).await.unwrap();
+        let identity = enrol(state, &coordinator.token(name), BUILD, None).await.unwrap();
         let auth = (identity.chain[0].clone(), identity.key.clone_key());
         let endpoint = client(coordinator.pki.ca_der(), Some(auth), ALPN_AGENTS);
         Self { identity, endpoint, agents: coordinator.agents }
@@ -78,7 +78,7 @@ impl Rogue {
         send.write_all(&Hello { versions: OURS, build: BUILD }.encode()).await.unwrap();
         let mut reply = [0; REPLY_LEN];
         recv.read_exact(&mut reply).await.unwrap();
-        assert_eq!(HelloReply::parse(&reply).unwrap().accept(OURS), Ok(1));
+        assert_eq!(HelloReply::parse(&reply).unwrap().accept(OURS), Ok(OURS.max));
         (connection, send, recv)
     }
 
@@ -266,5 +266,5 @@ async fn garbage_at_the_enrolment_endpoint_ends_its_own_connection_only() {
         let (code, words) = ended(&connection).await;
         assert_eq!(code, Some(Close::BadPeer), "{words}");
     }
-    enrol(dir.path(), &coordinator.token("h1"), BUILD).await.unwrap();
+    enrol(dir.path(), &coordinator.token("h1"), BUILD, None).await.unwrap();
 }

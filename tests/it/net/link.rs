@@ -152,7 +152,7 @@ async fn declared_silence_is_kept_and_not_judged() {
 async fn beats_go_on_while_a_disk_hangs() {
     let coordinator = Coordinator::start();
     let dir = tempfile::tempdir().unwrap();
-    enrol(dir.path(), &coordinator.token("h1"), Sha256::of(b"agent")).await.unwrap();
+    enrol(dir.path(), &coordinator.token("h1"), Sha256::of(b"agent"), None).await.unwrap();
     let threads = Threads::start().unwrap();
     let agent = Agent::run_on("h1", dir.path(), "m1", Arc::new(AgentClock), threads.link().handle(), threads.disk());
     agent.until("connected", |v| v.connected).await;

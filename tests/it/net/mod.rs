@@ -9,3 +9,4 @@ mod renew;
 mod rotate;
 mod standby;
 mod upload;
+mod versions;

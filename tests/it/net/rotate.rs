@@ -126,7 +126,7 @@ async fn a_server_key_is_rotated_while_an_agent_is_connected_and_a_run_is_wanted
         let token = Token::parse(&node.said(&["host", "add", name])).unwrap();
         let state = dir.path().join(name);
         fs::create_dir(&state).unwrap();
-        drums_agent::net::enrol(&state, &token, Sha256::of(b"agent")).await.unwrap();
+        drums_agent::net::enrol(&state, &token, Sha256::of(b"agent"), None).await.unwrap();
         Agent::run(name, &state, name).await
     };
     let agent = enrol("h1").await;

@@ -70,7 +70,7 @@ async fn a_standby_coordinator_takes_over_from_one_that_is_killed_and_from_one_t
     assert_eq!(token.addresses.iter().map(|a| a.host.as_str()).collect::<Vec<_>>(), both);
     let state = dir.path().join("agent");
     std::fs::create_dir(&state).unwrap();
-    drums_agent::net::enrol(&state, &token, drums_common::digest::Sha256::of(b"agent")).await.unwrap();
+    drums_agent::net::enrol(&state, &token, drums_common::digest::Sha256::of(b"agent"), None).await.unwrap();
     let agent = Agent::run("h1", &state, "m1").await;
     agent.until("connected", |v| v.connected).await;
     let view = a.json(&["run", "EXP-906", "--json"]);

@@ -1,7 +1,7 @@
 //! Golden bytes of every message of version 1: what was once on the wire stays readable, byte for byte. Refresh with
 //! `UPDATE_EXPECT=1` only while the version is unreleased.
 
-use std::{collections::BTreeMap, fmt::Debug, fs, path::PathBuf};
+use std::{collections::BTreeMap, fmt::Debug};
 
 use proptest::prelude::*;
 use serde::{Serialize, de::DeserializeOwned};
@@ -18,6 +18,7 @@ use crate::{
     wire::{
         codec::{CodecError, decode, encode},
         frame::Lane,
+        golden,
     },
 };
 
@@ -175,23 +176,7 @@ fn records() -> Vec<Record> {
 }
 
 fn check<T: Serialize + DeserializeOwned + PartialEq + Debug>(name: &str, lane: Lane, value: &T) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("goldens/wire/v1").join(format!("{name}.bin"));
-    let bytes = encode(lane, value).unwrap();
-    if std::env::var_os("UPDATE_EXPECT").is_some() {
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(&path, &bytes).unwrap();
-    }
-    let golden = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}; refresh with UPDATE_EXPECT=1", path.display()));
-    assert_eq!(bytes, golden, "{name}: the bytes of a released message changed");
-    let read: T = decode(lane, &golden).unwrap();
-    assert_eq!(&read, value, "{name}");
-    // Cut anywhere: an error, never a panic or a shorter message. One byte more: an error.
-    for cut in 0..bytes.len() {
-        assert!(decode::<T>(lane, &bytes[..cut]).is_err(), "{name} cut at {cut}");
-    }
-    let mut longer = bytes;
-    longer.push(0);
-    assert!(matches!(decode::<T>(lane, &longer), Err(CodecError::TrailingBytes { left: 1, .. })), "{name} with a tail");
+    golden::check("v1", name, lane, value);
 }
 
 #[test]
