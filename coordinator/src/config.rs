@@ -11,9 +11,13 @@ use drums_common::{
     lease::{BadLeaseTimes, LeaseTimes},
     token::is_host,
 };
+use drums_identity::Certificates;
 use serde::{Deserialize, Serialize};
 
-use crate::bucket::{BucketConfig, BucketError};
+use crate::{
+    bucket::{BucketConfig, BucketError},
+    instances::{IdentityConfig, IdentityConfigError},
+};
 
 /// Default home of a coordinator.
 pub const DEFAULT_HOME: &str = "/var/lib/drums";
@@ -83,6 +87,9 @@ pub struct RawConfig {
     /// Absent: SQLite in the home.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub postgres: Option<PostgresConfig>,
+    /// What launched hosts prove with which instance they are. Absent: no host that was launched is enrolled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub identity: Option<IdentityConfig>,
 }
 
 /// A store on a PostgreSQL server, which several coordinators may share: one is active, the others stand by.
@@ -125,6 +132,7 @@ impl Default for RawConfig {
             leases: LeaseTimes::default(),
             postgres: None,
             bucket: None,
+            identity: None,
         }
     }
 }
@@ -139,6 +147,8 @@ pub struct Config {
     pub leases: LeaseTimes,
     pub postgres: Option<PostgresConfig>,
     pub bucket: Option<BucketConfig>,
+    /// AWS's, by region; none where no hosts are launched.
+    pub certificates: Certificates,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -161,6 +171,8 @@ pub enum ConfigError {
     Leases(#[from] BadLeaseTimes),
     #[error("the bucket is wrong")]
     Bucket(#[from] BucketError),
+    #[error("the certificates of launched hosts are wrong")]
+    Identity(#[from] IdentityConfigError),
 }
 
 impl RawConfig {
@@ -197,6 +209,7 @@ impl RawConfig {
             return Err(ConfigError::ShortLease(p.lease_ms));
         }
         self.bucket.as_ref().map(BucketConfig::validate).transpose()?;
+        let certificates = self.identity.as_ref().map(IdentityConfig::certificates).transpose()?.unwrap_or_default();
         Ok(Config {
             agents: SocketAddr::from((self.listen, self.agents_port)),
             enrol: SocketAddr::from((self.listen, self.enrol_port)),
@@ -205,6 +218,7 @@ impl RawConfig {
             leases: self.leases,
             postgres: self.postgres,
             bucket: self.bucket,
+            certificates,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The coordinator: `net` (agents and enrolment over QUIC), `pki` (the private CA), `config` (the home and the daemon's
-//! settings), `account` (what an operator has in AWS), `core` (every decision, purely), `store` (what must survive), `tasks`
-//! (the driver that owns the runs), `api` (what operators and `drumsctl` speak) and `ctl` (`drumsctl` itself). Both daemons'
-//! words live in `drums-common`.
+//! settings), `account` (what an operator has in AWS), `instances` (AWS's certificates, by which launched hosts are
+//! believed), `core` (every decision, purely), `store` (what must survive), `tasks` (the driver that owns the runs), `api`
+//! (what operators and `drumsctl` speak) and `ctl` (`drumsctl` itself). Both daemons' words live in `drums-common`.
 
 pub mod account;
 pub mod api;
@@ -13,6 +13,7 @@ pub mod core;
 pub mod ctl;
 pub mod daemon;
 pub mod disk;
+pub mod instances;
 pub mod net;
 pub mod pki;
 #[cfg(test)]

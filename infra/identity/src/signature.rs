@@ -42,11 +42,11 @@ pub enum BadCertificate {
 }
 
 /// AWS's certificates for identity documents, by region: each region signs with its own.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Certificates(BTreeMap<Region, RegionKey>);
 
 /// RSAPublicKey, DER.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RegionKey(Vec<u8>);
 
 impl Certificates {
