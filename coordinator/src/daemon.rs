@@ -244,7 +244,15 @@ async fn serve(home: &Home, config: &Config) -> Result<(), DaemonError> {
         build,
         down.clone(),
     ));
-    let enrolment = tokio::spawn(serve_enrolment(enrolment, control.clone(), pki, clock.clone(), build, down.clone()));
+    let enrolment = tokio::spawn(serve_enrolment(
+        enrolment,
+        control.clone(),
+        pki,
+        config.certificates.clone(),
+        clock.clone(),
+        build,
+        down.clone(),
+    ));
     drop(control);
     if let Err(e) = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]) {
         tracing::debug!(error = %e, "no service manager was told");

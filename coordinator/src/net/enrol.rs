@@ -18,11 +18,13 @@ use drums_common::{
         v1,
     },
 };
+use drums_identity::Certificates;
 use quinn::{Connection, Incoming};
 use tokio::time::timeout;
 
 use super::{
     connection::internal,
+    instance,
     io::{self, StreamError},
     ports::{Peer, Redemption, TokenRefusal, TokenStore},
 };
@@ -35,6 +37,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub(super) struct Context<T> {
     pub store: Arc<T>,
     pub pki: Arc<Pki>,
+    /// AWS's, by region.
+    pub certificates: Certificates,
     pub clock: Arc<dyn Clock>,
     pub build: Sha256,
 }
@@ -117,11 +121,18 @@ async fn enrol<T: TokenStore>(
         .map_err(|e| Failure::refused("bad-request", chain(&e), "use an agent of this release"))?;
     let now = context.clock.now();
     let host = request.host;
+    let secret_sha256 = Sha256::of(&request.secret);
+    // Looked at before the token is used up: whoever has stolen it must not be able to take it from its instance, neither by
+    // enrolling nor by being refused.
+    let document = request.instance.as_ref().map(|proof| Sha256::of(proof.document()));
+    let bound = context.store.bound(secret_sha256, document).await.map_err(|e| refusal(&e, &host.to_string()))?;
+    let shown = instance::judge(&context.certificates, &host, &bound, request.instance.as_ref())?;
     let redemption = Redemption {
-        secret_sha256: Sha256::of(&request.secret),
+        secret_sha256,
         host: host.clone(),
         installation: request.installation,
         key_sha256: signing.key_sha256,
+        shown,
         from,
         now,
     };
@@ -142,10 +153,13 @@ fn refusal(refusal: &TokenRefusal, host: &str) -> Failure {
         TokenRefusal::Reused => (FailureClass::Refused, "token-used"),
         TokenRefusal::WrongHost(_) => (FailureClass::Refused, "token-wrong-host"),
         TokenRefusal::Released => (FailureClass::Refused, "host-released"),
+        TokenRefusal::NotTheInstance(_) => (FailureClass::Refused, instance::OTHER),
+        TokenRefusal::InstanceTaken(_) => (FailureClass::Refused, instance::USED),
         TokenRefusal::Store(_) => (FailureClass::Transient, "store"),
     };
-    let help = match class {
-        FailureClass::Transient => "try again".to_owned(),
+    let help = match (class, code) {
+        (FailureClass::Transient, _) => "try again".to_owned(),
+        (_, instance::OTHER | instance::USED) => instance::STOLEN.to_owned(),
         _ => format!("make a new token with drumsctl host add {host}"),
     };
     Failure::new(class, code, format!("host {host} cannot be enrolled: {refusal}"), help)

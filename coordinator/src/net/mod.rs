@@ -9,6 +9,7 @@ mod artifact;
 mod connection;
 pub mod endpoint;
 mod enrol;
+mod instance;
 mod io;
 mod orders;
 mod places;
@@ -20,6 +21,7 @@ mod welcome;
 use std::{future::Future, sync::Arc, time::Duration};
 
 use drums_common::{clock::Clock, digest::Sha256, lease::LeaseTimes};
+use drums_identity::Certificates;
 use quinn::{Endpoint, Incoming};
 use tokio::{sync::watch, task::JoinSet};
 
@@ -57,16 +59,17 @@ pub async fn serve_agents<P: Ports>(
     accept(&endpoint, MAX_AGENTS, shutdown, serve).await;
 }
 
-/// Serves enrolments until `shutdown` is true.
+/// Serves enrolments until `shutdown` is true. Launched hosts are believed by the certificates.
 pub async fn serve_enrolment<T: TokenStore>(
     endpoint: Endpoint,
     store: Arc<T>,
     pki: Arc<Pki>,
+    certificates: Certificates,
     clock: Arc<dyn Clock>,
     build: Sha256,
     shutdown: watch::Receiver<bool>,
 ) {
-    let context = Arc::new(enrol::Context { store, pki, clock, build });
+    let context = Arc::new(enrol::Context { store, pki, certificates, clock, build });
     accept(&endpoint, MAX_ENROLMENTS, shutdown, |incoming, _| enrol::serve(incoming, context.clone())).await;
 }
 

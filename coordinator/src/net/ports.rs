@@ -17,6 +17,11 @@ use drums_common::{
     machine::{HostFacts, MachineIdentity},
     wire::latest::{AgentHello, Beat, BeatAck, Desired, EvidenceAck, EvidenceBatch, Upgrade, Uploads, Welcome},
 };
+use drums_identity::Expected;
+use drums_provider::{
+    token::ClientToken,
+    words::{ImageId, InstanceId, InstanceType, Region},
+};
 use tokio::sync::watch;
 
 use crate::artifacts::Content;
@@ -130,9 +135,82 @@ pub enum TokenRefusal {
     WrongHost(HostId),
     #[error("the host was released")]
     Released,
+    #[error("the token is of the launch {0}, and who shows it has not proved to be the instance that was launched")]
+    NotTheInstance(ClientToken),
+    #[error("the instance that was launched is host {0} already")]
+    InstanceTaken(HostId),
     /// The store could not answer: the agent tries again.
     #[error("the store failed: {0}")]
     Store(String),
+}
+
+/// What a launch made, or is to make: who shows its token must be that instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launched {
+    /// Of the attempt, known before there is an instance.
+    pub launch: ClientToken,
+    /// 12 digits.
+    pub account: String,
+    pub region: Region,
+    pub image: ImageId,
+    pub kind: InstanceType,
+    /// `None` until the launch was read back.
+    pub instance: Option<Started>,
+}
+
+/// An instance as EC2 shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Started {
+    pub id: InstanceId,
+    /// EC2's launch time.
+    pub at: Micros,
+}
+
+impl Launched {
+    /// What the instance's document must say; `None` while it is not known which instance it is.
+    pub fn expected(&self) -> Option<Expected> {
+        self.instance.as_ref().map(|started| Expected {
+            account: self.account.clone(),
+            region: self.region.clone(),
+            instance: started.id.clone(),
+            image: self.image.clone(),
+            kind: self.kind.clone(),
+            launched: started.at,
+        })
+    }
+}
+
+/// What is known of a token, and of the document that is shown with it, before it is used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bound {
+    /// The launch that the token is of; `None` for a host that was added by hand.
+    pub to: Option<Launched>,
+    /// Who proved with this document which instance it is, earlier.
+    pub shown_by: Option<HostId>,
+}
+
+/// Which instance a host is, as far as that was looked into.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// It shows no document, and none is demanded.
+    Nothing,
+    /// What it says of itself, which nobody checked: for the audit trail.
+    Claimed(String),
+    /// AWS's signature says that it is the instance of this launch.
+    Proven(Proven),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proven {
+    pub launch: ClientToken,
+    pub instance: InstanceId,
+    pub document_sha256: Sha256,
+}
+
+impl Proven {
+    pub fn is_of(&self, launched: &Launched) -> bool {
+        self.launch == launched.launch && launched.instance.as_ref().is_some_and(|i| i.id == self.instance)
+    }
 }
 
 /// One attempt to use a token.
@@ -144,14 +222,23 @@ pub struct Redemption {
     pub installation: InstallationId,
     /// SHA-256 of the public key in the signing request (SubjectPublicKeyInfo, DER).
     pub key_sha256: Sha256,
+    pub shown: Shown,
     pub from: SocketAddr,
     pub now: Micros,
 }
 
 /// Where tokens are kept, by the SHA-256 of their secrets.
 pub trait TokenStore: Send + Sync + 'static {
+    /// What a token that may be unknown is bound to, and who has shown this document before.
+    fn bound(
+        &self,
+        secret_sha256: Sha256,
+        document_sha256: Option<Sha256>,
+    ) -> impl Future<Output = Result<Bound, TokenRefusal>> + Send;
+
     /// Uses up a token, in one transaction. A second call with the same secret *and* the same key is answered `Ok` until
-    /// the token expires (the reply to the first may have been lost); with another key it is `Reused`.
+    /// the token expires (the reply to the first may have been lost); with another key it is `Reused`. One that is bound to
+    /// a launch is used by the instance of that launch or not at all, and an instance is one host.
     fn redeem(&self, redemption: Redemption) -> impl Future<Output = Result<(), TokenRefusal>> + Send;
 
     /// A certificate was issued. Recorded before the agent gets it.

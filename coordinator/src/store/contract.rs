@@ -1,5 +1,7 @@
 //! What every backend must do.
 
+mod instances;
+
 use std::path::Path;
 
 use drums_common::{
@@ -66,6 +68,7 @@ fn redemption(key: &[u8], now: i64) -> Redemption {
         host: host("h1"),
         installation: InstallationId([1; 4]),
         key_sha256: Sha256::of(key),
+        shown: crate::net::ports::Shown::Nothing,
         from: "192.0.2.7:50000".parse().unwrap(),
         now: Micros(now),
     }
@@ -343,7 +346,7 @@ mod postgres {
         PostgresStore::open(&PostgresConfig::new(url)).unwrap()
     }
 
-    fn leading(url: &str) -> PostgresStore {
+    pub(super) fn leading(url: &str) -> PostgresStore {
         let mut s = open(url);
         assert!(matches!(s.take("node", "test", LONG).unwrap(), Taken::Ours { .. }));
         s

@@ -14,6 +14,7 @@ pub(super) const SQLITE: &[Migration] = &[
     ("0004_upgrade", include_str!("migrations/sqlite/0004_upgrade.sql")),
     ("0005_certificates_of_a_host", include_str!("migrations/sqlite/0005_certificates_of_a_host.sql")),
     ("0006_evidence_in_order", include_str!("migrations/sqlite/0006_evidence_in_order.sql")),
+    ("0007_launched_instances", include_str!("migrations/sqlite/0007_launched_instances.sql")),
 ];
 
 #[cfg(feature = "postgres")]
@@ -23,6 +24,7 @@ pub(super) const POSTGRES: &[Migration] = &[
     ("0003_people", include_str!("migrations/postgres/0003_people.sql")),
     ("0004_upgrade", include_str!("migrations/postgres/0004_upgrade.sql")),
     ("0005_certificates_of_a_host", include_str!("migrations/postgres/0005_certificates_of_a_host.sql")),
+    ("0006_launched_instances", include_str!("migrations/postgres/0006_launched_instances.sql")),
 ];
 
 /// What is still to be done to a store at which `done` was done; a store that knows more than this program is refused.

@@ -35,6 +35,8 @@ use drums_common::{
     wire::latest::Upgrade,
 };
 
+use drums_provider::token::ClientToken;
+
 pub use audit::{AuditEntry, AuditQuery, AuditRow, Who};
 pub use evidence::{Stored, Written};
 pub use handle::{Reachable, SharedStore, StoreHandle};
@@ -44,7 +46,7 @@ pub use sqlite::SqliteStore;
 
 use crate::{
     core::run::{Note, RunState},
-    net::ports::{Redemption, TokenRefusal},
+    net::ports::{Bound, Launched, Redemption, Started, TokenRefusal},
     pki::Role,
 };
 
@@ -71,6 +73,8 @@ pub enum StoreError {
     Unstorable { host: HostId, seq: u64, why: String },
     #[error("there is a host {0} already")]
     HostExists(HostId),
+    #[error("the launch {launch} is one of {held} here, and not of {given}; a launch is never another one later")]
+    OtherLaunch { launch: ClientToken, held: String, given: String },
     #[error("there is no {what} {id}")]
     Missing { what: &'static str, id: String },
     #[error("the store {place} cannot be reached")]
@@ -251,6 +255,21 @@ pub trait Store: Send {
 
     fn add_token(&mut self, secret: Sha256, host: &HostId, expires: Micros, audit: &AuditRow)
     -> Result<(), StoreError>;
+    /// A token that goes into a launch's user data, and with the first of a launch what that is to make. It is used by that
+    /// instance only, and by nobody until [`Store::launched_as`] said which one it is.
+    fn add_launch_token(
+        &mut self,
+        secret: Sha256,
+        host: &HostId,
+        expires: Micros,
+        launched: &Launched,
+        audit: &AuditRow,
+    ) -> Result<(), StoreError>;
+    /// The launch was read back: this is the instance, and from now on it may enrol. Safe to repeat, which writes no row;
+    /// another instance than the one that was said before, or one of another launch, is refused.
+    fn launched_as(&mut self, launch: ClientToken, started: &Started, audit: &AuditRow) -> Result<(), StoreError>;
+    /// What a token, which may be unknown, is bound to, and who proved with this document which instance it is.
+    fn bound(&mut self, secret: Sha256, document: Option<Sha256>) -> Result<Bound, StoreError>;
     /// Writes its row only if the token is used up by this.
     fn redeem(&mut self, redemption: &Redemption, audit: &AuditRow) -> Result<Result<(), TokenRefusal>, StoreError>;
     /// True if the host moved: another installation held the name. Its certificates are then revoked, the machine it ran

@@ -10,12 +10,16 @@ use drums_common::{
 };
 
 use super::*;
-use crate::{core::run::Phase, pki::Role};
+use crate::{
+    core::run::Phase,
+    net::ports::{Proven, Shown},
+    pki::Role,
+};
 
 type Step = fn(&mut dyn Store) -> Result<(), StoreError>;
 
 /// Each is one transaction, and each can be told from the outside.
-pub(super) const STEPS: [Step; 13] = [
+pub(super) const STEPS: [Step; 16] = [
     |s| s.meta_or("installation", "01020304", &row(1, "init")).map(drop),
     |s| s.add_host(&h1(), "metal", Ownership::Adopted, &row(2, "host-add").host(&h1())),
     |s| s.add_token(Sha256::of(b"secret"), &h1(), Micros(100), &row(3, "token-add").host(&h1())),
@@ -44,6 +48,22 @@ pub(super) const STEPS: [Step; 13] = [
         s.save_run(&state, 1, &[note("one"), note("two")], Micros(10), Some(&row(10, "cancel").run(RUN)))
     },
     |s| s.commit_evidence(RUN, &h1(), Generation(2), &records(4..9), Micros(11)).map(drop),
+    |s| s.add_launch_token(LAUNCH_SECRET, &h1(), Micros(200), &launched(), &row(14, "token-add").host(&h1())),
+    |s| s.launched_as(launched().launch, &started(), &row(15, "launched")),
+    |s| {
+        let proven =
+            Proven { launch: launched().launch, instance: started().id, document_sha256: Sha256::of(b"document") };
+        let redemption = Redemption {
+            secret_sha256: LAUNCH_SECRET,
+            host: h1(),
+            installation: InstallationId([1; 4]),
+            key_sha256: Sha256::of(b"key"),
+            shown: Shown::Proven(proven),
+            from: "192.0.2.7:50000".parse().unwrap(),
+            now: Micros(16),
+        };
+        s.redeem(&redemption, &row(16, "token-used").host(&h1())).map(|r| r.unwrap())
+    },
     |s| s.release_host(&h1(), &row(12, "release").host(&h1())),
     |s| {
         let (certificate, name, role) = (Sha256::of(b"person"), "bob".to_owned(), Role::Viewer);
@@ -51,6 +71,23 @@ pub(super) const STEPS: [Step; 13] = [
         s.add_person(&bob, false, &row(13, "access-add")).map(drop)
     },
 ];
+
+const LAUNCH_SECRET: Sha256 = Sha256([0x4c; 32]);
+
+pub(super) fn launched() -> Launched {
+    Launched {
+        launch: "drums1-0a1b2c3d-006b0d1a80-1f2e3d4c5b6a7988-0002".parse().unwrap(),
+        account: "123456789012".to_owned(),
+        region: "eu-central-1".parse().unwrap(),
+        image: "ami-0123456789abcdef0".parse().unwrap(),
+        kind: "c8i.2xlarge".parse().unwrap(),
+        instance: None,
+    }
+}
+
+pub(super) fn started() -> Started {
+    Started { id: "i-0123456789abcdef0".parse().unwrap(), at: Micros(1_796_065_801_000_000) }
+}
 
 pub(super) const RUN: RunId = RunId([1; 6]);
 
@@ -117,6 +154,7 @@ pub(super) fn content(s: &mut dyn Store) -> String {
             s.events(RUN, 0, 100).unwrap(),
             s.evidence(RUN, &h1(), 0, 100).unwrap(),
             s.people().unwrap(),
+            s.bound(LAUNCH_SECRET, Some(Sha256::of(b"document"))).unwrap(),
             audits,
         )
     )

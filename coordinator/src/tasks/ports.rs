@@ -18,7 +18,7 @@ use crate::{
     core::run::Observed,
     net::{
         SECOND_MACHINE, may_be_rebooted,
-        ports::{Accepted, Order, Peer, Ports, Redemption, TokenRefusal, TokenStore},
+        ports::{Accepted, Bound, Order, Peer, Ports, Redemption, Shown, TokenRefusal, TokenStore},
         shows_identity_of,
     },
     store::{AuditRow, CertificateRow, HelloRow, HostRow, StoreError, Stored, Who, Written},
@@ -265,9 +265,19 @@ impl Control {
 }
 
 impl TokenStore for Control {
+    async fn bound(&self, secret: Sha256, document: Option<Sha256>) -> Result<Bound, TokenRefusal> {
+        let bound = self.store.call(move |s| s.bound(secret, document)).await;
+        bound.map_err(|e| TokenRefusal::Store(chain(&e)))
+    }
+
     async fn redeem(&self, redemption: Redemption) -> Result<(), TokenRefusal> {
         let who = Who::new(format!("host {}", redemption.host), redemption.from.to_string());
-        let audit = self.audit_row(&who, "token-used").host(&redemption.host);
+        let shown = match &redemption.shown {
+            Shown::Nothing => String::new(),
+            Shown::Claimed(what) => what.clone(),
+            Shown::Proven(proven) => format!("proved to be {}, of the launch {}", proven.instance, proven.launch),
+        };
+        let audit = self.audit_row(&who, "token-used").host(&redemption.host).detail(&shown);
         match self.store.call(move |s| s.redeem(&redemption, &audit)).await {
             Ok(answer) => answer,
             Err(e) => Err(TokenRefusal::Store(chain(&e))),

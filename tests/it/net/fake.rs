@@ -33,7 +33,7 @@ use drums_coordinator::{
     clock::SystemClock,
     net::{
         endpoint,
-        ports::{Accepted, Order, Peer, Ports, Redemption, TokenRefusal, TokenStore},
+        ports::{Accepted, Bound, Order, Peer, Ports, Redemption, TokenRefusal, TokenStore},
         serve_agents, serve_enrolment,
     },
     pki::Pki,
@@ -303,6 +303,11 @@ impl Ports for Store {
 }
 
 impl TokenStore for Store {
+    /// Nothing is launched here.
+    async fn bound(&self, _: Sha256, _: Option<Sha256>) -> Result<Bound, TokenRefusal> {
+        Ok(Bound::default())
+    }
+
     async fn redeem(&self, r: Redemption) -> Result<(), TokenRefusal> {
         self.with(|s| {
             let row = s.tokens.get_mut(&r.secret_sha256).ok_or(TokenRefusal::Unknown)?;
@@ -382,7 +387,15 @@ impl Coordinator {
             build,
             down.clone(),
         ));
-        runtime.spawn(serve_enrolment(enrol, self.store.clone(), self.pki.clone(), clock, build, down));
+        runtime.spawn(serve_enrolment(
+            enrol,
+            self.store.clone(),
+            self.pki.clone(),
+            Default::default(),
+            clock,
+            build,
+            down,
+        ));
         self.shutdown = shutdown;
         drop(_in);
         self.runtime = Some(runtime);

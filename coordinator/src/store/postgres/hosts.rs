@@ -9,12 +9,12 @@ use drums_common::{
 };
 use tokio_postgres::Row;
 
-use super::{PostgresStore, audit};
+use super::{PostgresStore, audit, instances};
 use crate::{
     net::ports::{Redemption, TokenRefusal},
     store::{
         AuditRow, CertificateRow, HelloRow, HostRow, Ownership, StoreError,
-        shared::{RawHost, TokenRow, generation, host_row, json, read, token_answer},
+        shared::{RawHost, TokenRow, generation, host_row, json, proven, read, token_answer},
     },
 };
 
@@ -196,11 +196,20 @@ pub(super) fn redeem(
     let secret = r.secret_sha256.to_string();
     let mut t = s.write("use a token")?;
     let rows = t.query(
-        "SELECT token.host, expires_us, key_sha256, released_us FROM token JOIN host ON host.name = token.host \
-         WHERE secret_sha256 = $1",
+        "SELECT token.host, expires_us, key_sha256, released_us, token.launch FROM token \
+         JOIN host ON host.name = token.host WHERE secret_sha256 = $1",
         &[&secret],
     )?;
-    let found = rows.first().map(|r| TokenRow { host: r.get(0), expires: r.get(1), key: r.get(2), released: r.get(3) });
+    let found = match rows.first() {
+        None => None,
+        Some(r) => {
+            let launched = match r.get::<_, Option<&str>>(4) {
+                Some(launch) => instances::one(&mut t, launch)?,
+                None => None,
+            };
+            Some(TokenRow { host: r.get(0), expires: r.get(1), key: r.get(2), released: r.get(3), launched })
+        }
+    };
     if let Some(answer) = token_answer(found, r)? {
         return Ok(answer);
     }
@@ -208,6 +217,9 @@ pub(super) fn redeem(
         "UPDATE token SET used_us = $2, key_sha256 = $3, installation = $4 WHERE secret_sha256 = $1",
         &[&secret, &r.now.0, &r.key_sha256.to_string(), &r.installation.to_string()],
     )?;
+    if let Some(proven) = proven(r) {
+        instances::proved(&mut t, proven, &r.host)?;
+    }
     audit::add(&mut t, audit)?;
     t.commit()?;
     Ok(Ok(()))

@@ -9,6 +9,7 @@
 
 mod audit;
 mod hosts;
+mod instances;
 mod lease;
 mod link;
 mod people;
@@ -25,6 +26,7 @@ use drums_common::{
     machine::HostFacts,
     wire::latest::Upgrade,
 };
+use drums_provider::token::ClientToken;
 use tokio_postgres::{Row, types::ToSql};
 
 pub use self::lease::Taken;
@@ -36,7 +38,7 @@ use super::{
 use crate::{
     config::PostgresConfig,
     core::run::{Note, RunState},
-    net::ports::{Redemption, TokenRefusal},
+    net::ports::{Bound, Launched, Redemption, Started, TokenRefusal},
 };
 
 pub(super) type Params<'a> = &'a [&'a (dyn ToSql + Sync)];
@@ -258,6 +260,22 @@ impl Store for PostgresStore {
         audit: &AuditRow,
     ) -> Result<(), StoreError> {
         hosts::add_token(self, secret, host, expires, audit)
+    }
+    fn add_launch_token(
+        &mut self,
+        secret: Sha256,
+        host: &HostId,
+        expires: Micros,
+        launched: &Launched,
+        audit: &AuditRow,
+    ) -> Result<(), StoreError> {
+        instances::add_token(self, secret, host, expires, launched, audit)
+    }
+    fn launched_as(&mut self, launch: ClientToken, started: &Started, audit: &AuditRow) -> Result<(), StoreError> {
+        instances::launched_as(self, launch, started, audit)
+    }
+    fn bound(&mut self, secret: Sha256, document: Option<Sha256>) -> Result<Bound, StoreError> {
+        instances::bound(self, secret, document)
     }
     fn redeem(&mut self, r: &Redemption, audit: &AuditRow) -> Result<Result<(), TokenRefusal>, StoreError> {
         hosts::redeem(self, r, audit)

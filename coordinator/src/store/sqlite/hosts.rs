@@ -9,12 +9,12 @@ use drums_common::{
 };
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
-use super::{SqliteStore, audit, sql};
+use super::{SqliteStore, audit, instances, sql};
 use crate::{
     net::ports::{Redemption, TokenRefusal},
     store::{
         AuditRow, CertificateRow, HelloRow, HostRow, Ownership, StoreError,
-        shared::{RawHost, TokenRow, host_row, json, read, token_answer},
+        shared::{RawHost, TokenRow, host_row, json, proven, read, token_answer},
     },
 };
 
@@ -230,12 +230,20 @@ pub(super) fn redeem(
     let t = s.write("use a token")?;
     let found = t
         .query_row(
-            "SELECT token.host, expires_us, key_sha256, released_us FROM token JOIN host ON host.name = token.host WHERE secret_sha256 = ?1",
+            "SELECT token.host, expires_us, key_sha256, released_us, token.launch FROM token JOIN host ON host.name = token.host WHERE secret_sha256 = ?1",
             [r.secret_sha256.to_string()],
-            |row| Ok(TokenRow { host: row.get(0)?, expires: row.get(1)?, key: row.get(2)?, released: row.get(3)? }),
+            |row| {
+                let token = TokenRow { host: row.get(0)?, expires: row.get(1)?, key: row.get(2)?, released: row.get(3)?, launched: None };
+                Ok((token, row.get::<_, Option<String>>(4)?))
+            },
         )
         .optional()
         .map_err(&e)?;
+    let found = match found {
+        Some((token, Some(launch))) => Some(TokenRow { launched: instances::one(&t, &launch)?, ..token }),
+        Some((token, None)) => Some(token),
+        None => None,
+    };
     if let Some(answer) = token_answer(found, r)? {
         return Ok(answer);
     }
@@ -244,6 +252,9 @@ pub(super) fn redeem(
         params![r.secret_sha256.to_string(), r.now.0, r.key_sha256.to_string(), r.installation.to_string()],
     )
     .map_err(&e)?;
+    if let Some(proven) = proven(r) {
+        instances::proved(&t, proven, &r.host)?;
+    }
     audit::add(&t, audit)?;
     t.commit().map_err(&e)?;
     Ok(Ok(()))

@@ -2,6 +2,7 @@
 
 mod audit;
 mod hosts;
+mod instances;
 mod part;
 mod people;
 mod registrations;
@@ -20,6 +21,7 @@ use drums_common::{
     machine::HostFacts,
     wire::latest::Upgrade,
 };
+use drums_provider::token::ClientToken;
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior};
 
 use self::part::{Part, run};
@@ -30,7 +32,7 @@ use super::{
 };
 use crate::{
     core::run::{Note, RunState},
-    net::ports::{Redemption, TokenRefusal},
+    net::ports::{Bound, Launched, Redemption, Started, TokenRefusal},
 };
 
 /// Statements that are kept: more than there are.
@@ -205,6 +207,22 @@ impl Store for SqliteStore {
         audit: &AuditRow,
     ) -> Result<(), StoreError> {
         hosts::add_token(self, secret, host, expires, audit)
+    }
+    fn add_launch_token(
+        &mut self,
+        secret: Sha256,
+        host: &HostId,
+        expires: Micros,
+        launched: &Launched,
+        audit: &AuditRow,
+    ) -> Result<(), StoreError> {
+        instances::add_token(self, secret, host, expires, launched, audit)
+    }
+    fn launched_as(&mut self, launch: ClientToken, started: &Started, audit: &AuditRow) -> Result<(), StoreError> {
+        instances::launched_as(self, launch, started, audit)
+    }
+    fn bound(&mut self, secret: Sha256, document: Option<Sha256>) -> Result<Bound, StoreError> {
+        instances::bound(&self.connection, secret, document)
     }
     fn redeem(&mut self, r: &Redemption, audit: &AuditRow) -> Result<Result<(), TokenRefusal>, StoreError> {
         hosts::redeem(self, r, audit)
