@@ -3,6 +3,7 @@
 mod enrol;
 mod fake;
 mod hostile;
+mod instances;
 mod link;
 mod node;
 mod renew;
