@@ -260,7 +260,7 @@ fn with_engine(
         tracing::info!(?stop, "measuring ended");
         runtime.block_on(net.finish(FINISH));
         threads.end();
-        if let Err(e) = spool.prune(KEEP_FINISHED) {
+        if let Err(e) = spool.prune(KEEP_FINISHED, |_| false) {
             tracing::warn!(error = drums_common::telemetry::chain(&e), "finished runs stay in the spool");
         }
         Ok(stop)

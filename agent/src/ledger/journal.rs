@@ -48,10 +48,11 @@ impl Journal {
             let _ = self.file.set_len(self.bytes);
             return Err(fail("append to", source));
         }
+        // Also if it is not synced: it is in the file, and what is cut later must not be what follows it.
+        self.bytes += line.len() as u64;
         if sync {
             self.file.sync_data().map_err(|source| fail("sync", source))?;
         }
-        self.bytes += line.len() as u64;
         Ok(())
     }
 
@@ -127,6 +128,20 @@ fn row(line: &[u8]) -> Result<Row, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A row whose sync failed is in the file all the same. Not counted, it would be rows after it that are cut when a later
+    /// one is written in part.
+    #[test]
+    fn a_row_that_was_not_synced_is_counted() {
+        // It takes bytes, and cannot be synced.
+        let (_reader, writer) = io::pipe().unwrap();
+        let file = File::from(std::os::fd::OwnedFd::from(writer));
+        let mut journal = Journal { file, path: "pipe".into(), bytes: 0 };
+        let numbers = Row::Numbers { below: 1 };
+        let failed = journal.append(&numbers, true).unwrap_err();
+        assert!(matches!(failed, LedgerError::Io { what: "sync", .. }), "{failed}");
+        assert_eq!(journal.bytes(), line(&numbers).len() as u64);
+    }
 
     /// Whatever the file holds: whole rows, or the place of the damage; what was read can be written and read again.
     #[test]

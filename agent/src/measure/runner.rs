@@ -36,7 +36,7 @@ use super::{
 use crate::{
     engine::api::{ArmEngine, AuditReport, Workload},
     net::{FetchError, Link, Stop, View},
-    spool::{RunMeta, RunSpool, Spool, SpoolError},
+    spool::{KEEP_FINISHED, RunMeta, RunSpool, Spool, SpoolError},
     succession::Succession,
 };
 
@@ -244,7 +244,10 @@ impl<E: ArmEngine> Runner<E> {
         }
         let listed = |run: &RunId| view.desired.as_ref().and_then(|d| d.runs.iter().find(|r| &r.run == run));
         let (run, what, result) = match self.decide(view) {
-            Action::Idle(why) => return Step::Idle(why),
+            Action::Idle(why) => {
+                self.forget_finished(view);
+                return Step::Idle(why);
+            }
             Action::Stop(open) => {
                 self.leave(&open);
                 return Step::Stop;
@@ -482,6 +485,16 @@ impl<E: ArmEngine> Runner<E> {
         run.workload = None;
         tracing::info!(run = %id, reason, "run closed");
         Ok(())
+    }
+
+    /// Runs that are over here and at the coordinator, but for the newest: an agent may live for months.
+    fn forget_finished(&mut self, view: &View) {
+        let listed = |run: &RunId| view.desired.iter().any(|d| d.runs.iter().any(|r| r.run == *run));
+        let spool = &self.parts.spool;
+        if let Err(e) = spool.prune(KEEP_FINISHED, listed) {
+            tracing::warn!(error = chain(&e), "a finished run stays in the spool's folder until the next start");
+        }
+        self.runs.retain(|id, run| matches!(run.state, RunState::Open(_)) || spool.run(*id).is_some());
     }
 
     /// The agent ends and the runs stay open: nothing of theirs may stay on the host.

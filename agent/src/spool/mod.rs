@@ -9,6 +9,7 @@
 //!
 //! ```text
 //! spool/<run>/meta.json  lock  acked  segment-<first seq>   segment-...
+//!       removed-<run>                 a finished run that is being removed
 //! ```
 
 mod run;
@@ -28,6 +29,8 @@ pub use self::run::{RunMeta, RunSpool, Sealed, SpoolWriter};
 
 /// Closed and fully acknowledged runs that stay on disk, newest first: enough to look something up after an incident.
 pub const KEEP_FINISHED: usize = 16;
+/// Before the name of a run whose files are being removed: some of them would pass for another state of it.
+const REMOVED: &str = "removed-";
 
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
@@ -121,6 +124,10 @@ impl Spool {
         let (mut damaged, mut faults) = (BTreeSet::new(), Vec::new());
         for entry in fs::read_dir(dir).map_err(io_error("list", dir))? {
             let entry = entry.map_err(io_error("list", dir))?;
+            if entry.file_name().to_str().is_some_and(|n| n.starts_with(REMOVED)) {
+                fs::remove_dir_all(entry.path()).map_err(io_error("remove the finished", &entry.path()))?;
+                continue;
+            }
             // Anything that is not named like a run is not ours.
             let Some(run) = entry.file_name().to_str().and_then(|n| n.parse::<RunId>().ok()) else { continue };
             match RunSpool::open(&entry.path(), run, min_free_bytes, committed.clone()) {
@@ -194,23 +201,35 @@ impl Spool {
         self.committed.notify_one();
     }
 
-    /// Removes the oldest runs that are closed and acknowledged to the last record, but for `keep` of them.
-    pub fn prune(&self, keep: usize) -> Result<Vec<RunId>, SpoolError> {
-        let mut runs = self.lock();
-        let mut finished: Vec<_> = runs
+    /// Removes the oldest runs that are closed and acknowledged to the last record, but for `keep` of them and those that
+    /// are still asked for.
+    pub fn prune(&self, keep: usize, wanted: impl Fn(&RunId) -> bool) -> Result<Vec<RunId>, SpoolError> {
+        let mut finished: Vec<_> = self
+            .lock()
             .values()
             .filter(|r| r.closed() && r.acked() == r.last_seq() && Arc::strong_count(r) == 1)
             .map(|r| (r.last_change(), r.meta().run))
             .collect();
         finished.sort_unstable_by(|a, b| b.cmp(a));
         let mut removed = Vec::new();
-        for (_, run) in finished.into_iter().skip(keep) {
-            let path = self.dir.join(run.to_string());
-            fs::remove_dir_all(&path).map_err(io_error("remove the finished", &path))?;
-            runs.remove(&run);
+        for (_, run) in finished.into_iter().skip(keep).filter(|(_, run)| !wanted(run)) {
+            let aside = self.set_aside(run)?;
             removed.push(run);
+            fs::remove_dir_all(&aside).map_err(io_error("remove the finished", &aside))?;
         }
         Ok(removed)
+    }
+
+    /// From here on the run is none of the spool's, whatever becomes of its files.
+    fn set_aside(&self, run: RunId) -> Result<PathBuf, SpoolError> {
+        let (path, aside) = (self.dir.join(run.to_string()), self.dir.join(format!("{REMOVED}{run}")));
+        let mut runs = self.lock();
+        fs::rename(&path, &aside).map_err(io_error("set aside the finished", &path))?;
+        runs.remove(&run);
+        drop(runs);
+        // Before any of its files goes.
+        fs::File::open(&self.dir).and_then(|d| d.sync_all()).map_err(io_error("sync", &self.dir))?;
+        Ok(aside)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<RunId, Arc<RunSpool>>> {

@@ -92,14 +92,43 @@ fn a_closed_run_takes_no_more_and_is_pruned_once_acknowledged() {
         assert!(run.closed());
         assert!(matches!(run.writer(), Err(SpoolError::Closed { last_seq: 1, .. })));
     }
-    assert_eq!(spool.prune(0).unwrap(), [], "not acknowledged");
+    assert_eq!(spool.prune(0, |_| false).unwrap(), [], "not acknowledged");
     drop(spool);
     let (spool, _) = open(dir.path());
     assert!(spool.states()[0].closed);
     spool.run(meta().run).unwrap().set_acked(1).unwrap();
-    assert_eq!(spool.prune(1).unwrap(), []);
-    assert_eq!(spool.prune(0).unwrap(), [meta().run]);
+    assert_eq!(spool.prune(1, |_| false).unwrap(), []);
+    assert_eq!(spool.prune(0, |_| true).unwrap(), [], "it is asked for");
+    assert_eq!(spool.prune(0, |_| false).unwrap(), [meta().run]);
     assert!(spool.runs().is_empty() && open(dir.path()).0.runs().is_empty());
+}
+
+/// Whoever is killed while it removes a run's files has removed some of them: what is left must not pass for a run that is
+/// open, or for one that lost evidence.
+#[test]
+fn a_removal_that_broke_off_leaves_no_half_of_a_run() {
+    for killed_after in 0..4 {
+        let dir = tempfile::tempdir().unwrap();
+        let (spool, _) = open(dir.path());
+        let run = spool.create_run(meta()).unwrap();
+        let mut writer = run.writer().unwrap();
+        append(&mut writer, "a");
+        writer.commit().unwrap();
+        run.seal().unwrap();
+        writer.append(Generation(1), Micros(0), closed()).unwrap();
+        writer.commit().unwrap();
+        run.set_acked(2).unwrap();
+        let aside = spool.set_aside(meta().run).unwrap();
+        // The marks of its end first.
+        let mut files: Vec<PathBuf> = fs::read_dir(&aside).unwrap().map(|e| e.unwrap().path()).collect();
+        files.sort_by_key(|p| (!p.ends_with("acked"), std::cmp::Reverse(p.clone())));
+        for file in files.iter().take(killed_after) {
+            fs::remove_file(file).unwrap();
+        }
+        let (again, _) = open(dir.path());
+        assert!(again.runs().is_empty(), "{killed_after}: {:?}", again.states());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "{killed_after}: it is removed to the end");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use drums_common::{
 };
 
 use super::*;
+use crate::spool::KEEP_FINISHED;
 
 #[test]
 fn a_run_leaves_every_record() {
@@ -222,6 +223,26 @@ fn a_closed_run_stays_closed_over_a_restart() {
     a.offer(RunPhase::Measure, 4);
     assert_eq!(a.settle(), Idle::Nothing);
     assert_eq!(a.records(), before);
+}
+
+/// An agent may live for months: what is over, and acknowledged, must not wait for its end to be removed.
+#[test]
+fn finished_runs_do_not_gather_while_the_agent_lives() {
+    let mut a = Agent::new(no_faults());
+    let runs: Vec<RunId> = (0..KEEP_FINISHED as u8 + 4).map(|n| RunId([n; 6])).collect();
+    for run in &runs {
+        let mut order = a.desired(RunPhase::Unwind, 0);
+        order.runs[0].run = *run;
+        a.link.offer(order);
+        a.settle();
+        let spool = a.spool.run(*run).unwrap();
+        assert!(spool.closed());
+        spool.set_acked(spool.last_seq()).unwrap();
+    }
+    a.link.offer(Desired { generation: a.link.generation(), runs: Vec::new() });
+    a.settle();
+    assert_eq!(a.spool.runs().len(), KEEP_FINISHED);
+    assert!(a.spool.run(runs[0]).is_none() && a.spool.run(runs[runs.len() - 1]).is_some(), "the newest stay");
 }
 
 #[test]
