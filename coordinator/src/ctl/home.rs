@@ -129,14 +129,15 @@ fn open_store(home: &Home) -> Result<(SqliteStore, InstallationId), CtlError> {
     if keys && !fs::metadata(home.store()).is_ok_and(|m| m.len() > 0) {
         return Err(lost("store", "keys are"));
     }
-    let mut store = SqliteStore::open(&home.store()).map_err(|e| CtlError::failed(attempt(), e, help))?;
+    // A home that was there may be a coordinator's of another release, which runs.
+    let open = if keys { SqliteStore::as_it_is } else { SqliteStore::open };
+    let mut store = open(&home.store()).map_err(|e| CtlError::failed(attempt(), e, help))?;
     let fail = |e| CtlError::failed(attempt(), e, help);
     if keys && store.installation().map_err(fail)?.is_none() {
         return Err(lost("store's content", "keys are"));
     }
     // What `init` itself wrote before it broke off is no past.
-    let past = store.audits(&AuditQuery::latest(2)).map_err(fail)?.iter().any(|a| a.row.action != "init");
-    if !keys && past {
+    if !keys && store.audits(&AuditQuery::latest(2)).map_err(fail)?.iter().any(|a| a.row.action != "init") {
         return Err(lost("keys", "store is"));
     }
     let (drawn, audit) = drawn();
@@ -381,7 +382,8 @@ pub(super) fn backup(global: &Global, c: &Backup) -> Result<ExitCode, CtlError> 
         let copy = scratch.path().join("store.sqlite");
         match &server {
             None => {
-                let mut store = SqliteStore::open(&home.store()).map_err(|e| CtlError::failed(attempt(), e, help))?;
+                let mut store =
+                    SqliteStore::as_it_is(&home.store()).map_err(|e| CtlError::failed(attempt(), e, help))?;
                 whole(&home, &store.workloads().map_err(|e| CtlError::failed(attempt(), e, help))?)?;
                 store.backup(&copy).map_err(|e| CtlError::failed(attempt(), e, help))?;
             }

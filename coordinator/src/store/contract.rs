@@ -602,3 +602,50 @@ async fn what_waits_is_committed_together_and_fails_alone() {
     assert!(add("h5").await.is_ok());
     handle.close().await;
 }
+
+/// Some failures of a statement make SQLite take the whole transaction back, and with it what others did that share it.
+#[tokio::test]
+async fn what_the_database_takes_back_is_nobodys_success_and_nothing_after_it_is_done_by_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a");
+    let store = SqliteStore::open(&path).unwrap();
+    let pages: i64 = store.connection.query_row("PRAGMA page_count", [], |r| r.get(0)).unwrap();
+    store.connection.pragma_update(None, "max_page_count", pages + 8).unwrap();
+    let handle = StoreHandle::start(Box::new(store)).unwrap();
+    let keep = |key: &'static str, bytes: usize| {
+        let store = handle.clone();
+        async move { store.call(move |s| s.meta_or(key, &"x".repeat(bytes), &audit("keeps"))).await }
+    };
+    let (go_on, held) = std::sync::mpsc::sync_channel::<()>(1);
+    let first = handle.call(move |_| {
+        held.recv().unwrap();
+        Ok(())
+    });
+    let let_go = async { go_on.send(()).unwrap() };
+    let (_, before, full, after, ()) =
+        tokio::join!(first, keep("before", 1), keep("full", 1 << 20), keep("after", 1), let_go);
+    assert!(before.is_err() && full.is_err() && after.is_err(), "{before:?} {full:?} {after:?}");
+    let seen = rusqlite::Connection::open(&path).unwrap();
+    let there = |key: &str| -> bool {
+        seen.query_row("SELECT count(*) FROM meta WHERE key = ?1", [key], |r| r.get::<_, i64>(0)).unwrap() == 1
+    };
+    assert_eq!(["before", "full", "after"].map(there), [false; 3], "what was answered as not done was not done");
+    assert!(keep("later", 1).await.is_ok() && there("later"), "and the next ones go on");
+    handle.close().await;
+}
+
+/// What could not be taken back when a commit failed, say.
+#[tokio::test]
+async fn nothing_is_answered_as_done_in_a_transaction_that_was_left_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a");
+    let store = SqliteStore::open(&path).unwrap();
+    store.connection.execute_batch("BEGIN").unwrap();
+    let handle = StoreHandle::start(Box::new(store)).unwrap();
+    let kept = handle.call(|s| s.meta_or("key", "value", &audit("keeps"))).await;
+    let seen = rusqlite::Connection::open(&path).unwrap();
+    let n: i64 = seen.query_row("SELECT count(*) FROM meta WHERE key = 'key'", [], |r| r.get(0)).unwrap();
+    assert_eq!(n, i64::from(kept.is_ok()), "{kept:?}");
+    assert!(kept.is_ok(), "{kept:?}");
+    handle.close().await;
+}

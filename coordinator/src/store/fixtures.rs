@@ -101,6 +101,26 @@ fn every_past_form_of_sqlite_is_brought_forward() {
     }
 }
 
+/// A `drumsctl` of a newer release, which copies a store before an upgrade, say, while its coordinator runs.
+#[test]
+fn what_only_looks_at_a_store_or_copies_it_leaves_it_in_its_form() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, _) in migrations::SQLITE {
+        let (path, copy) = (dir.path().join(name), dir.path().join(format!("{name}.copy")));
+        let old = fs::read_to_string(file("sqlite", name, "sql")).unwrap();
+        rusqlite::Connection::open(&path).unwrap().execute_batch(&format!("BEGIN; {old} COMMIT;")).unwrap();
+        let mut s = SqliteStore::as_it_is(&path).unwrap();
+        assert_eq!(s.workloads().unwrap().len(), 1, "{name}");
+        s.backup(&copy).unwrap();
+        drop(s);
+        for path in [path, copy] {
+            let c = rusqlite::Connection::open(&path).unwrap();
+            let newest: String = c.query_row("SELECT max(name) FROM migration", [], |r| r.get(0)).unwrap();
+            assert_eq!(newest, *name, "{}", path.display());
+        }
+    }
+}
+
 /// The most memory that this process has while it does something, beyond what it had before, in MiB.
 fn peak_mib<T>(work: impl FnOnce() -> T) -> (u64, T) {
     let kib = |field: &str| -> u64 {

@@ -79,9 +79,10 @@ impl StoreHandle {
                     let more = answers.len() < TOGETHER && bytes < TOGETHER_BYTES;
                     next = if more { queue.try_recv().ok() } else { None };
                 }
-                // Without a beginning each job was committed by itself.
-                let committed = if matches!(begun, Ok(true)) { store.commit_together() } else { Ok(()) };
-                shared = answers.len() > 1 && matches!(begun, Ok(true));
+                // Only where each job commits by itself is nothing left to do. What could not be begun is not committed either.
+                let together = !matches!(begun, Ok(false));
+                let committed = begun.and_then(|_| if together { store.commit_together() } else { Ok(()) });
+                shared = answers.len() > 1 && together;
                 for answer in answers.drain(..) {
                     answer(committed.as_ref().copied().map_err(StoreError::again));
                 }

@@ -220,7 +220,7 @@ pub enum Registered {
 /// from there. Between `begin_together` and `commit_together` they may share a commit: each is undone by itself if it
 /// fails, and none counts before that commit.
 pub trait Store: Send {
-    /// False where every method goes on to commit by itself.
+    /// False where every method goes on to commit by itself. After an error nothing is done until the next beginning.
     fn begin_together(&mut self) -> Result<bool, StoreError> {
         Ok(false)
     }

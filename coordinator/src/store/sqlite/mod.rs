@@ -22,7 +22,7 @@ use drums_common::{
     wire::latest::Upgrade,
 };
 use drums_provider::token::ClientToken;
-use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, OptionalExtension as _, TransactionBehavior};
 
 use self::part::{Part, run};
 
@@ -40,15 +40,28 @@ const PREPARED: usize = 64;
 /// Of the file's pages in memory; the system keeps them too. SQLite's two megabytes are two kilobytes for each of a thousand
 /// idle agents.
 const CACHE_KIB: i32 = 512;
+/// Another process holds the file only for a backup or by mistake; five seconds tell which.
+const BUSY: Duration = Duration::from_secs(5);
 
 pub struct SqliteStore {
     pub(super) connection: Connection,
+    /// Several jobs share a transaction now, whether or not it is still there.
+    together: bool,
 }
 
 impl SqliteStore {
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let connection = Connection::open(path).map_err(open(path))?;
         Self::prepare(connection, path)
+    }
+
+    /// A store as it is found, whatever program's: nothing is brought forward, which is for the coordinator that has it.
+    pub fn as_it_is(path: &Path) -> Result<Self, StoreError> {
+        let fail = open(path);
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(path, flags).map_err(&fail)?;
+        connection.busy_timeout(BUSY).map_err(&fail)?;
+        Ok(Self { connection, together: false })
     }
 
     pub fn in_memory() -> Result<Self, StoreError> {
@@ -59,8 +72,7 @@ impl SqliteStore {
 
     fn prepare(mut connection: Connection, path: &Path) -> Result<Self, StoreError> {
         let fail = open(path);
-        // Another process holds the file only for a backup or by mistake; five seconds tell which.
-        connection.busy_timeout(Duration::from_secs(5)).map_err(&fail)?;
+        connection.busy_timeout(BUSY).map_err(&fail)?;
         connection.pragma_update(None, "journal_mode", "WAL").map_err(&fail)?;
         // Evidence is acknowledged after commit: a commit that a power cut undoes would lose it.
         connection.pragma_update(None, "synchronous", "FULL").map_err(&fail)?;
@@ -69,7 +81,7 @@ impl SqliteStore {
         connection.pragma_update(None, "cache_size", -CACHE_KIB).map_err(&fail)?;
         connection.set_prepared_statement_cache_capacity(PREPARED);
         migrate(&mut connection, path)?;
-        let me = Self { connection };
+        let me = Self { connection, together: false };
         me.spill(false).map_err(&fail)?;
         Ok(me)
     }
@@ -102,6 +114,12 @@ impl SqliteStore {
 
     /// A transaction, or a part of the one that is shared.
     fn write(&mut self, attempt: &'static str) -> Result<Part<'_>, StoreError> {
+        if self.together && self.connection.is_autocommit() {
+            // A full disk in the middle of a statement does that, say. What were done now would be committed by itself, and
+            // answered with the failure of what it came with.
+            let why = "the database took the transaction back that this was to share";
+            return Err(StoreError::NotCommitted(why.to_owned()));
+        }
         Part::begin(&self.connection).map_err(sql(attempt))
     }
 }
@@ -136,12 +154,18 @@ fn migrate(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
 
 impl Store for SqliteStore {
     fn begin_together(&mut self) -> Result<bool, StoreError> {
+        self.together = true;
+        if !self.connection.is_autocommit() {
+            // Left by a commit that failed and could not be taken back: nobody was told that it counts.
+            run(&self.connection, "ROLLBACK").map_err(sql("take back a transaction"))?;
+        }
         // Deferred: what only reads takes no lock and syncs nothing.
         run(&self.connection, "BEGIN").map_err(sql("begin a transaction"))?;
         Ok(true)
     }
 
     fn commit_together(&mut self) -> Result<(), StoreError> {
+        self.together = false;
         let committed = run(&self.connection, "COMMIT").map_err(sql("commit a transaction"));
         if committed.is_err() && !self.connection.is_autocommit() {
             // Nothing of it counts; the next jobs begin afresh.
