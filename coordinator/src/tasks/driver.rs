@@ -25,7 +25,7 @@ use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::Fu
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    Control,
+    Control, Linked,
     committed::{Committed, of_host, read_evidence},
     questions::Analyst,
     requests::{NewRun, Request},
@@ -236,11 +236,11 @@ impl Driver {
 
     async fn request(&mut self, request: Request) {
         match request {
-            Request::Connected { host, generation, reply } => {
+            Request::Connected { host, installation, generation, reply } => {
                 let order = self.order(&host, generation);
-                let (sender, receiver) = watch::channel(order);
+                let (orders, receiver) = watch::channel(order);
                 // The sender of an older connection goes, and ends it.
-                self.control.links().insert(host, sender);
+                self.control.links().insert(host, Linked { orders, installation });
                 self.control.changed();
                 let _ = reply.send(receiver);
             }
@@ -335,6 +335,7 @@ impl Driver {
     async fn reconcile(&mut self) -> bool {
         self.control.count_refusals();
         self.look_for_unsure().await;
+        self.part_with_moved().await;
         for (run, host, event) in std::mem::take(&mut self.owed) {
             self.owe(run, host, event).await;
         }
@@ -604,11 +605,11 @@ impl Driver {
             let new = self.order_of(&host, generation, parts_of.get(&host).map_or(&[], Vec::as_slice));
             let mut links = self.control.links();
             let Some(link) = links.get(&host) else { continue };
-            if link.is_closed() {
+            if link.orders.is_closed() {
                 links.remove(&host);
                 continue;
             }
-            link.send_if_modified(|order| {
+            link.orders.send_if_modified(|order| {
                 let differs = match (&*order, &new) {
                     // Nothing comes after it.
                     (Order::Retire { .. }, _) => false,

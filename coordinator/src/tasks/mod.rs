@@ -23,7 +23,7 @@ use std::{
     net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
 };
 
@@ -54,6 +54,13 @@ const QUEUE: usize = 256;
 
 type CommittedOfRuns = HashMap<RunId, HashMap<HostId, committed::Committed>>;
 
+/// A connection of a host.
+struct Linked {
+    orders: watch::Sender<Order>,
+    /// Whose: another one may have the name by now.
+    installation: InstallationId,
+}
+
 /// Shared between the driver, the network and the API.
 pub struct Control {
     pub store: StoreHandle,
@@ -64,7 +71,11 @@ pub struct Control {
     leases: Mutex<HostLeases>,
     /// How long it may answer for its store; for ever if nobody else can lead it.
     term: OnceLock<Term>,
-    links: Mutex<HashMap<HostId, watch::Sender<Order>>>,
+    links: Mutex<HashMap<HostId, Linked>>,
+    /// How often a host was, or may have been, released or moved: connections are then held against what is stored.
+    moves: AtomicU64,
+    /// That is due.
+    links_due: AtomicBool,
     upgrades: Mutex<upgrades::Upgrades>,
     /// How far evidence is committed, for each host of each run that is not over.
     committed: Mutex<CommittedOfRuns>,
@@ -120,6 +131,8 @@ impl Control {
             leases: Mutex::new(HostLeases::new(times, clock.boottime())),
             term: OnceLock::new(),
             links: Mutex::default(),
+            moves: AtomicU64::new(0),
+            links_due: AtomicBool::new(false),
             upgrades: Mutex::default(),
             committed: Mutex::default(),
             refusals: Mutex::default(),
@@ -167,7 +180,7 @@ impl Control {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn links(&self) -> MutexGuard<'_, HashMap<HostId, watch::Sender<Order>>> {
+    fn links(&self) -> MutexGuard<'_, HashMap<HostId, Linked>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -183,7 +196,15 @@ impl Control {
 
     /// True while a connection of the host is open.
     pub fn connected(&self, host: &HostId) -> bool {
-        self.links().get(host).is_some_and(|l| !l.is_closed())
+        self.links().get(host).is_some_and(|l| !l.orders.is_closed())
+    }
+
+    /// A host was released or moved, or may have been: its answer may be lost, and whoever connects just now was looked at
+    /// before. The next look holds all connections against what is stored.
+    fn host_moved(&self) {
+        self.moves.fetch_add(1, SeqCst);
+        self.links_due.store(true, SeqCst);
+        self.wake.notify_one();
     }
 
     pub fn health(

@@ -1,6 +1,9 @@
 //! What the network asks of us. No policy: rows, leases and wake-ups.
 
-use std::{net::IpAddr, sync::PoisonError};
+use std::{
+    net::IpAddr,
+    sync::{PoisonError, atomic::Ordering::SeqCst},
+};
 
 use drums_common::{
     clock::{Micros, MonoMicros},
@@ -78,6 +81,7 @@ impl Ports for Control {
         let audit = self.row_of(peer, "connected");
         let audit = audit.detail(&format!("agent {} {}", hello_row.agent_version, hello_row.agent_sha256.short()));
         let (who, now) = (peer.clone(), self.now());
+        let moves = self.moves.load(SeqCst);
         // One visit to the store: a fleet that comes back makes a thousand of them at once.
         let welcomed = self
             .store
@@ -104,7 +108,11 @@ impl Ports for Control {
             leases.times()
         };
         self.seen_build(peer, build).await;
-        let orders = self.connect(peer.host.clone(), generation).await?;
+        let orders = self.connect(peer.host.clone(), peer.installation, generation).await?;
+        if self.moves.load(SeqCst) != moves {
+            // It may be this host that was released or moved after the visit, and before its connection was known.
+            self.host_moved();
+        }
         let welcome = Welcome {
             host: peer.host.clone(),
             generation,
@@ -250,14 +258,17 @@ impl Control {
             e => return store_failure(e),
         };
         let failure = Failure::new(FailureClass::Permanent, code, format!("evidence of {run}: {}", chain(e)), help);
-        let news = {
+        let (news, told) = {
+            let of = (run, peer.host.clone());
             let mut refused = self.refused_evidence.lock().unwrap_or_else(PoisonError::into_inner);
-            refused.len() < REFUSED_EVIDENCE && refused.insert((run, peer.host.clone()))
+            let told = refused.contains(&of);
+            (refused.len() < REFUSED_EVIDENCE && refused.insert(of), told)
         };
         if news {
             self.audit(self.row_of(peer, "evidence-refused").run(run).detail(&failure.to_string())).await;
         }
-        if news && code != "no-such-run" {
+        // Beyond what is remembered the driver hears of it each time, and leaves alone what ends already.
+        if !told && code != "no-such-run" {
             self.send(Request::EvidenceRefused { host: peer.host.clone(), run, failure: failure.clone() }).await;
         }
         failure
@@ -295,10 +306,15 @@ impl TokenStore for Control {
         let detail = format!("installation {}, certificate {}", peer.installation, peer.certificate.short());
         let audit = self.row_of(&peer, "enrolled").detail(&detail);
         let stored = self.store.call(move |s| s.add_certificate(&row, &audit)).await;
+        if !matches!(stored, Ok(false)) {
+            // Also if it failed: it may be stored, and only its answer lost.
+            self.host_moved();
+        }
         let moved = stored.map_err(|e| TokenRefusal::Store(chain(&e)))?;
+        // At once: the new one comes next, and must not find the name held.
         if moved && let Some(link) = self.links().remove(&peer.host) {
             let reason = format!("host {} was enrolled on another machine or anew", peer.host);
-            link.send_replace(Order::Retire { reason });
+            link.orders.send_replace(Order::Retire { reason });
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use drums_common::{
     clock::Micros,
     digest::Sha256,
     failure::{Failure, FailureClass},
-    ids::{ExperimentId, Generation, HostId, RunId},
+    ids::{ExperimentId, Generation, HostId, InstallationId, RunId},
     lease::{Health, HostLease},
 };
 use tokio::sync::{oneshot, watch};
@@ -30,12 +30,36 @@ pub struct NewRun {
 }
 
 pub(super) enum Request {
-    Connected { host: HostId, generation: Generation, reply: oneshot::Sender<watch::Receiver<Order>> },
-    HostRefused { host: HostId, run: RunId, failure: Failure },
-    EvidenceRefused { host: HostId, run: RunId, failure: Failure },
-    Create { new: NewRun, reply: oneshot::Sender<Result<RunState, Failure>> },
-    Cancel { run: RunId, by: Who, reply: oneshot::Sender<Result<RunState, Failure>> },
-    Release { host: HostId, by: Who, reply: oneshot::Sender<Result<(), Failure>> },
+    Connected {
+        host: HostId,
+        installation: InstallationId,
+        generation: Generation,
+        reply: oneshot::Sender<watch::Receiver<Order>>,
+    },
+    HostRefused {
+        host: HostId,
+        run: RunId,
+        failure: Failure,
+    },
+    EvidenceRefused {
+        host: HostId,
+        run: RunId,
+        failure: Failure,
+    },
+    Create {
+        new: NewRun,
+        reply: oneshot::Sender<Result<RunState, Failure>>,
+    },
+    Cancel {
+        run: RunId,
+        by: Who,
+        reply: oneshot::Sender<Result<RunState, Failure>>,
+    },
+    Release {
+        host: HostId,
+        by: Who,
+        reply: oneshot::Sender<Result<(), Failure>>,
+    },
 }
 
 /// A host with what is known of it now.
@@ -70,9 +94,10 @@ impl Control {
     pub(super) async fn connect(
         &self,
         host: HostId,
+        installation: InstallationId,
         generation: Generation,
     ) -> Result<watch::Receiver<Order>, Failure> {
-        self.ask(|reply| Request::Connected { host, generation, reply }).await
+        self.ask(|reply| Request::Connected { host, installation, generation, reply }).await
     }
 
     pub async fn create_run(&self, new: NewRun) -> Result<RunState, Failure> {

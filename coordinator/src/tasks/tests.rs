@@ -24,6 +24,7 @@ use drums_common::{
 };
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
+mod links;
 mod rows;
 
 use super::*;
@@ -79,6 +80,10 @@ struct Life {
 impl Life {
     async fn start(home: &Path, clock: Arc<TestClock>) -> Self {
         let store = StoreHandle::start(Box::new(SqliteStore::open(&home.join("store")).unwrap())).unwrap();
+        Self::start_on(store, home, clock).await
+    }
+
+    async fn start_on(store: StoreHandle, home: &Path, clock: Arc<TestClock>) -> Self {
         let artifacts = Artifacts::new(home.join("artifacts"));
         let (down, is_down) = watch::channel(false);
         let (control, driver) =
@@ -421,7 +426,10 @@ async fn looked(life: &Life) {
 
 /// A life with two hosts, h1 and h2, that are connected and do nothing; the orders keep them connected.
 async fn idle_hosts(home: &Path, clock: &Arc<TestClock>) -> (Life, Vec<Agent>, Vec<crate::net::ports::Accepted>) {
-    let life = Life::start(home, clock.clone()).await;
+    idle_hosts_of(Life::start(home, clock.clone()).await).await
+}
+
+async fn idle_hosts_of(life: Life) -> (Life, Vec<Agent>, Vec<crate::net::ports::Accepted>) {
     let agents = vec![Agent::new("h1"), Agent::new("h2")];
     prepare(&life, &agents).await;
     let mut accepted = Vec::new();

@@ -1,5 +1,7 @@
 //! What operators ask of the driver: runs made and cancelled, hosts released.
 
+use std::sync::atomic::Ordering::SeqCst;
+
 use super::*;
 
 impl Driver {
@@ -104,7 +106,10 @@ impl Driver {
             return Err(Failure::refused("busy", message, "cancel the run or wait for its end, then release"));
         }
         let (of, audit) = (host.clone(), self.control.audit_row(&by, "release").host(&host));
-        self.control.store.call(move |s| s.release_host(&of, &audit)).await.map_err(|e| match e {
+        let released = self.control.store.call(move |s| s.release_host(&of, &audit)).await;
+        // Also if it failed: it may be stored, and only its answer lost.
+        self.control.host_moved();
+        released.map_err(|e| match e {
             StoreError::Missing { .. } => {
                 Failure::refused("no-such-host", format!("there is no host {host}"), "drumsctl fleet lists them")
             }
@@ -113,11 +118,50 @@ impl Driver {
         let link = self.control.links().remove(&host);
         if let Some(link) = link {
             // Its connection sees the order, tells the agent, and then that we are gone.
-            link.send_replace(Order::Retire { reason: format!("host {host} was released") });
+            link.orders.send_replace(Order::Retire { reason: format!("host {host} was released") });
         }
         self.control.leases().forget(&host);
+        self.control.upgrades().remove(&host);
         self.control.changed();
         Ok(())
+    }
+}
+
+impl Driver {
+    /// Sends away whoever is connected as a host that is released, or another installation's by now.
+    pub(super) async fn part_with_moved(&mut self) {
+        if !self.control.links_due.swap(false, SeqCst) {
+            return;
+        }
+        let rows = match self.control.store.call(|s| s.hosts()).await {
+            Ok(rows) => rows,
+            Err(e) => {
+                tracing::debug!(error = chain(&e), "connections are held against the store at the next look");
+                self.control.links_due.store(true, SeqCst);
+                return;
+            }
+        };
+        let mut gone = Vec::new();
+        for row in rows {
+            let mut links = self.control.links();
+            let Some(link) = links.get(&row.host) else { continue };
+            let reason = match row.installation {
+                _ if row.released.is_some() => format!("host {} was released", row.host),
+                Some(i) if i == link.installation => continue,
+                _ => format!("host {} was enrolled on another machine or anew", row.host),
+            };
+            tracing::warn!(host = %row.host, reason, "a connection of it is ended");
+            link.orders.send_replace(Order::Retire { reason });
+            links.remove(&row.host);
+            if row.released.is_some() {
+                gone.push(row.host);
+            }
+        }
+        for host in gone {
+            self.control.leases().forget(&host);
+            self.control.upgrades().remove(&host);
+        }
+        self.control.changed();
     }
 }
 
