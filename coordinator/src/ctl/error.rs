@@ -95,6 +95,15 @@ impl CtlError {
         }
     }
 
+    /// The same may be answered in a while.
+    pub(super) fn passes(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } => true,
+            Self::Refused(f) => f.class == FailureClass::Transient,
+            _ => false,
+        }
+    }
+
     fn help(&self) -> String {
         match self {
             Self::BadInput { help, .. } | Self::Unreachable { help, .. } | Self::Failed { help, .. } => help.clone(),

@@ -8,7 +8,7 @@ use drums_common::{
     evidence::Body,
     ids::{ExperimentId, RunId},
 };
-use drums_common::{note, say};
+use drums_common::{note, say, telemetry::chain};
 
 use super::{Client, CtlError, Global, client::segment, output, watch};
 use crate::api::views::{CreateRun, EventsView, EvidenceView, RegistrationView, RunView, RunsView};
@@ -236,11 +236,7 @@ pub(super) async fn cancel(global: &Global, c: Cancel) -> Result<ExitCode, CtlEr
             list.runs.into_iter().filter(|r| r.verdict.is_none()).map(|r| r.run).collect()
         }
     };
-    let mut out = Vec::new();
-    for run in runs {
-        let view: RunView = client.post(&format!("/runs/{run}/cancel"), &serde_json::json!({})).await?;
-        out.push(view);
-    }
+    let (out, failed) = cancel_each(&client, &runs).await;
     if global.json {
         output::json(&RunsView { runs: out })?;
     } else if out.is_empty() {
@@ -250,5 +246,24 @@ pub(super) async fn cancel(global: &Global, c: Cancel) -> Result<ExitCode, CtlEr
             say!("{} is {}: {}", r.run, r.phase, r.ending.unwrap_or_default())?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    // All that were open are to end, and one that closed meanwhile has.
+    let over = |e: &CtlError| c.all && matches!(e, CtlError::Refused(f) if f.code == "closed");
+    let mut failed = failed.into_iter().filter(|(_, e)| !over(e));
+    let Some((_, first)) = failed.next() else { return Ok(ExitCode::SUCCESS) };
+    for (run, e) in failed {
+        note!("{run} is not cancelled either: {}", chain(&e));
+    }
+    Err(first)
+}
+
+/// Asks for each, whatever came of the one before: what was cancelled, and what was not and why.
+pub(super) async fn cancel_each(client: &Client, runs: &[RunId]) -> (Vec<RunView>, Vec<(RunId, CtlError)>) {
+    let (mut done, mut failed) = (Vec::new(), Vec::new());
+    for run in runs {
+        match client.post(&format!("/runs/{run}/cancel"), &serde_json::json!({})).await {
+            Ok(view) => done.push(view),
+            Err(e) => failed.push((*run, e)),
+        }
+    }
+    (done, failed)
 }

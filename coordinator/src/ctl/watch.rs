@@ -136,9 +136,9 @@ async fn follow(client: &Client, view: &RunView, bar: &ProgressBar) -> Result<Ru
         let path = format!("/runs/{}/events?after={after}&wait_s={POLL_S}", view.run);
         let page: EventsView = match client.get(&path).await {
             Ok(page) => page,
-            Err(e @ CtlError::Unreachable { .. }) => {
-                // The run does not depend on us, and a coordinator that restarts goes on with it.
-                const WAITING: &str = "the coordinator cannot be reached; waiting for it";
+            Err(e) if e.passes() => {
+                // The run does not depend on us, and a coordinator that restarts, or has its store back, goes on with it.
+                const WAITING: &str = "the coordinator cannot be reached, or cannot answer; waiting for it";
                 if unheard.is_none() && bar.is_hidden() {
                     note!("{WAITING}");
                 }
@@ -227,42 +227,117 @@ mod tests {
         }
     }
 
+    /// A coordinator's API over the socket of its home.
+    struct Serving {
+        client: Client,
+        down: tokio::sync::watch::Sender<bool>,
+        tasks: [tokio::task::JoinHandle<()>; 2],
+    }
+
+    impl Serving {
+        async fn start(home: &Home, store: SqliteStore) -> Self {
+            let (down, is_down) = tokio::sync::watch::channel(false);
+            let store = StoreHandle::start(Box::new(store)).unwrap();
+            let (artifacts, times) = (Artifacts::new(home.artifacts()), LeaseTimes::default());
+            let (control, driver) =
+                Control::start(store, artifacts, Arc::new(SystemClock), times, None, is_down.clone()).await.unwrap();
+            let sha = Sha256::of(b"-");
+            let enrolment = api::Enrolment { ca: sha, addresses: vec![], agents_port: 1, enrol_port: 2 };
+            let pki = Arc::new(crate::pki::Pki::open_or_create(&home.pki(), Micros(1_790_000_000_000_000)).unwrap().0);
+            let context = Arc::new(api::Context { control, enrolment, home: String::new(), build: sha, pki });
+            let served = api::serve_unix(&home.socket(), api::router(context), is_down).unwrap();
+            let home = home.dir().to_owned();
+            let client = Client::new(&Global { home, api: None, cert: None, key: None, ca: None, json: false });
+            Self { client, down, tasks: [served, driver] }
+        }
+
+        async fn end(self) {
+            self.down.send_replace(true);
+            for task in self.tasks {
+                task.await.unwrap();
+            }
+        }
+    }
+
+    /// The runs of a scenario's experiment that `add` puts into a new home's store.
+    async fn serving(home: &Home, scenario: &Scenario, add: impl FnOnce(&mut SqliteStore)) -> Serving {
+        let mut store = SqliteStore::open(&home.store()).unwrap();
+        let audit = AuditRow::new(Micros(1), Who::coordinator(), "register");
+        store.add_registration(&scenario.registration(), "spec", false, &audit).unwrap();
+        for (host, _) in &scenario.hosts {
+            store.add_host(host, "sandbox", crate::store::Ownership::Adopted, &audit).unwrap();
+        }
+        add(&mut store);
+        Serving::start(home, store).await
+    }
+
+    /// A store's server that is away for a moment, say: the run goes on, and so does whoever watches it.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_failure_that_passes_ends_no_watch() {
+        let dir = tempfile::tempdir().unwrap();
+        let (home, scenario) = (Home::new(dir.path()), Scenario::exp028(1));
+        let add = |s: &mut SqliteStore| add_run(s, &scenario, 1, Ending::Done, Verdict::Pass);
+        let serving = serving(&home, &scenario, add).await;
+        let runs: crate::api::views::RunsView = serving.client.get("/runs").await.unwrap();
+        let rename = |from: &str, to: &str| {
+            let c = rusqlite::Connection::open(home.store()).unwrap();
+            c.busy_timeout(Duration::from_secs(60)).unwrap();
+            c.execute_batch(&format!("ALTER TABLE {from} RENAME TO {to}")).unwrap();
+        };
+        rename("run_event", "away");
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+        let path = format!("/runs/{}/events", runs.runs[0].run);
+        let back = async {
+            let failed = serving.client.get::<EventsView>(&path).await.unwrap_err();
+            assert!(matches!(&failed, CtlError::Refused(f) if f.code == "store"), "{failed:?}");
+            rename("away", "run_event");
+        };
+        let (followed, ()) = tokio::join!(follow(&serving.client, &runs.runs[0], &bar), back);
+        assert_eq!(followed.unwrap().verdict, Some(Verdict::Pass));
+        serving.end().await;
+    }
+
+    /// Between the list and the request a run may close by itself.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_run_that_cannot_be_cancelled_keeps_no_other_from_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (home, scenario) = (Home::new(dir.path()), Scenario::exp028(1));
+        let open = drums_common::ids::RunId([7; 6]);
+        let add = |s: &mut SqliteStore| {
+            add_run(s, &scenario, 1, Ending::Done, Verdict::Pass);
+            let hosts = scenario.hosts.iter().map(|(h, _)| (h.clone(), Default::default(), Generation(1))).collect();
+            let run = RunState::place(open, scenario.registration().sha256, 2, None, hosts, Micros(2)).next;
+            s.create_run(&run, &[], &AuditRow::new(Micros(1), Who::coordinator(), "run")).unwrap();
+        };
+        let serving = serving(&home, &scenario, add).await;
+        let runs: crate::api::views::RunsView = serving.client.get("/runs").await.unwrap();
+        let ids: Vec<_> = runs.runs.iter().map(|r| r.run).collect();
+        assert_eq!((ids.len(), ids[1]), (2, open));
+        let (cancelled, failed) = crate::ctl::runs::cancel_each(&serving.client, &ids).await;
+        assert_eq!(cancelled.iter().map(|r| r.run).collect::<Vec<_>>(), [open]);
+        let [(run, CtlError::Refused(why))] = &failed[..] else { panic!("{failed:?}") };
+        assert_eq!((*run, why.code.as_str()), (ids[0], "closed"));
+        serving.end().await;
+    }
+
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_lucky_run_does_not_make_the_experiment_pass() {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::new(dir.path());
-        let mut store = SqliteStore::open(&home.store()).unwrap();
         let good = Scenario::exp028(1);
         // Slower than the bar of 0.6 over runc allows.
         let mut bad = Scenario::exp028(1);
         bad.medians_ms.insert("drums-cold".parse().unwrap(), 62.0);
         bad.medians_ms.insert("drums-cold-delayed".parse().unwrap(), 77.5);
-        let audit = AuditRow::new(Micros(1), Who::coordinator(), "register");
-        store.add_registration(&good.registration(), "spec", false, &audit).unwrap();
-        for (host, _) in &good.hosts {
-            store.add_host(host, "sandbox", crate::store::Ownership::Adopted, &audit).unwrap();
-        }
-        add_run(&mut store, &bad, 1, Ending::Done, Verdict::Fail);
-        add_run(&mut store, &good, 2, Ending::Done, Verdict::Pass);
-        add_run(&mut store, &good, 3, Ending::Cancelled { by: "test".to_owned() }, Verdict::Cancelled);
-
-        let (down, is_down) = tokio::sync::watch::channel(false);
-        let store = StoreHandle::start(Box::new(store)).unwrap();
-        let artifacts = Artifacts::new(home.artifacts());
-        let (control, driver) =
-            Control::start(store, artifacts, Arc::new(SystemClock), LeaseTimes::default(), None, is_down.clone())
-                .await
-                .unwrap();
-        let sha = Sha256::of(b"-");
-        let enrolment = api::Enrolment { ca: sha, addresses: vec![], agents_port: 1, enrol_port: 2 };
-        let pki = Arc::new(crate::pki::Pki::open_or_create(&home.pki(), Micros(1_790_000_000_000_000)).unwrap().0);
-        let context = Arc::new(api::Context { control, enrolment, home: String::new(), build: sha, pki });
-        let served = api::serve_unix(&home.socket(), api::router(context), is_down).unwrap();
-
-        let global = Global { home: dir.path().into(), api: None, cert: None, key: None, ca: None, json: false };
-        let client = Client::new(&global);
+        let add = |s: &mut SqliteStore| {
+            add_run(s, &bad, 1, Ending::Done, Verdict::Fail);
+            add_run(s, &good, 2, Ending::Done, Verdict::Pass);
+            add_run(s, &good, 3, Ending::Cancelled { by: "test".to_owned() }, Verdict::Cancelled);
+        };
+        let serving = serving(&home, &good, add).await;
+        let client = &serving.client;
         let runs: crate::api::views::RunsView = client.get("/runs").await.unwrap();
-        let closing = |number: usize| Closing::of(&client, &runs.runs[number - 1]);
+        let closing = |number: usize| Closing::of(client, &runs.runs[number - 1]);
         let lucky = closing(2).await.unwrap();
         assert_eq!(lucky.alone, Some(Verdict::Pass));
         assert_eq!(lucky.experiment, closing(1).await.unwrap().experiment, "one experiment, one verdict");
@@ -272,8 +347,6 @@ mod tests {
         let cancelled = closing(3).await.unwrap();
         assert_eq!((cancelled.exit_code(), cancelled.in_words().as_str()), (15, "this run: cancelled"));
 
-        down.send_replace(true);
-        served.await.unwrap();
-        driver.await.unwrap();
+        serving.end().await;
     }
 }
