@@ -25,6 +25,12 @@ impl Package {
             _ => Err(ImageError::NotInPackage { package: self.name.clone(), path: path.to_owned() }),
         }
     }
+
+    /// The first of several places: where the file system is merged, a file is under usr.
+    pub fn any_file(&self, paths: &[&str]) -> Result<PathBuf> {
+        let missing = || ImageError::NotInPackage { package: self.name.clone(), path: paths.join(" or ") };
+        paths.iter().find_map(|p| self.file(p).ok()).ok_or_else(missing)
+    }
 }
 
 /// Fetches the candidate version of a package into `cache` and unpacks it there; does nothing if it is there already.
@@ -68,6 +74,55 @@ pub fn dependency(name: &str, prefix: &str) -> Result<String> {
         .find(|d| d.starts_with(prefix))
         .map(str::to_owned)
         .ok_or_else(|| ImageError::NoPackage { package: format!("{prefix}* (a dependency of {name})") })
+}
+
+/// Where this machine gets the packages of its own Debian from, security and updates included: lines of apt's sources.
+#[derive(Clone, Debug)]
+pub struct Source {
+    pub uri: String,
+    pub suite: String,
+}
+
+impl Source {
+    pub fn line(&self) -> String {
+        format!("deb {} {} main", self.uri, self.suite)
+    }
+}
+
+/// The release itself first: the other suites are named after it.
+pub fn sources() -> Result<Vec<Source>> {
+    let format = ["--format", "$(REPO_URI) $(RELEASE)", "Origin: Debian", "Created-By: Packages", "Component: main"];
+    let list = || -> Result<String> {
+        let output = run(apt("apt-get").arg("indextargets").args(format))?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let mut text = list()?;
+    if text.trim().is_empty() {
+        // apt tells the origin of what it has a list of.
+        run(apt("apt-get").args(["-qq", "update"]))?;
+        text = list()?;
+    }
+    let pairs = text.lines().filter_map(|l| l.split_once(' '));
+    let mut found: Vec<_> = pairs.map(|(uri, suite)| Source { uri: uri.to_owned(), suite: suite.to_owned() }).collect();
+    found.sort_by_key(|s| (s.suite.len(), s.suite.clone()));
+    found.dedup_by_key(|s| s.suite.clone());
+    if found.is_empty() { Err(ImageError::NoPackage { package: "of Debian's main".to_owned() }) } else { Ok(found) }
+}
+
+/// The version that apt would take of each.
+pub fn candidates(names: &[&str]) -> Result<Vec<(String, String)>> {
+    names.iter().map(|name| Ok(((*name).to_owned(), candidate(name)?))).collect()
+}
+
+/// What is installed in a root: name and version, sorted by name.
+pub fn installed(root: &Path) -> Result<Vec<(String, String)>> {
+    let output = run(apt("dpkg-query").arg(format!("--admindir={}", root.join("var/lib/dpkg").display())).args([
+        "--show",
+        "--showformat",
+        "${Package} ${Version}\\n",
+    ]))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(text.lines().filter_map(|l| l.split_once(' ')).map(|(n, v)| (n.to_owned(), v.to_owned())).collect())
 }
 
 /// The version that apt would take; refreshes the lists once if it knows none.

@@ -9,10 +9,33 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::{ImageError, Result, io_error};
+use super::{
+    ImageError, Result,
+    debian::{self, Package},
+    io_error,
+};
 
 /// No kernel comes near this; a payload that claims more is broken.
 const MAX_KERNEL: usize = 512 << 20;
+
+const METAPACKAGE: &str = "linux-image-cloud-amd64";
+
+/// Debian's kernel for virtual machines, unpacked.
+pub struct Fetched {
+    pub package: Package,
+    pub release: String,
+    pub modules: Modules,
+}
+
+pub fn fetch(cache: &Path) -> Result<Fetched> {
+    let package = debian::fetch(&debian::dependency(METAPACKAGE, "linux-image-")?, cache)?;
+    let release = package.name.trim_start_matches("linux-image-").to_owned();
+    // Where the file system is merged the modules are under usr.
+    let places = ["lib/modules", "usr/lib/modules"].map(|p| package.root.join(p).join(&release));
+    let place = places.iter().find(|p| p.is_dir()).unwrap_or(&places[0]);
+    let modules = Modules::scan(place)?;
+    Ok(Fetched { package, release, modules })
+}
 
 /// The ELF image inside a bzImage, which QEMU can start by PVH without the guest unpacking anything.
 pub fn uncompressed(bzimage: &Path) -> Result<Vec<u8>> {

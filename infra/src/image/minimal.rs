@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    os::unix::fs::{PermissionsExt as _, symlink},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -15,10 +15,9 @@ use drums_common::{
     workload::{BOOT, BOOT_MANIFEST, BootManifest, GUEST, KERNEL, LAYOUT_VERSION, MODULES, TREE},
 };
 
-use super::{ImageError, Result, debian, io_error, kernel, run};
+use super::{ImageError, Result, debian, io_error, kernel, mode, put, run};
 use crate::{cpio, workload};
 
-const KERNEL_METAPACKAGE: &str = "linux-image-cloud-amd64";
 /// Devices of the virtual machine; what is built in or absent is skipped.
 const WANTED_MODULES: [&str; 4] = ["virtio_pci", "virtio_net", "virtio_rng", "vmgenid"];
 /// Parameters of every boot: what makes a cold boot short without taking anything from the guest, much as the Kata
@@ -123,10 +122,7 @@ fn tree(tree: &Path, options: &Options) -> Result<()> {
         fs::create_dir(&path).map_err(io_error("create", &path))?;
         mode(&path, bits)?;
     }
-    let program = ["bin/busybox", "usr/bin/busybox"]
-        .iter()
-        .find_map(|p| busybox.file(p).ok())
-        .ok_or_else(|| ImageError::NotInPackage { package: busybox.name.clone(), path: "bin/busybox".to_owned() })?;
+    let program = busybox.any_file(&["bin/busybox", "usr/bin/busybox"])?;
     static_program(&program, &tree.join("bin/busybox"))?;
     static_program(&options.guest, &tree.join(GUEST.trim_start_matches('/')))?;
     for applet in APPLETS.split_ascii_whitespace() {
@@ -153,13 +149,8 @@ fn tree(tree: &Path, options: &Options) -> Result<()> {
 }
 
 fn boot(folder: &Path, options: &Options) -> Result<()> {
-    let package = debian::fetch(&debian::dependency(KERNEL_METAPACKAGE, "linux-image-")?, &options.cache)?;
-    let release = package.name.trim_start_matches("linux-image-").to_owned();
+    let kernel::Fetched { package, release, modules } = kernel::fetch(&options.cache)?;
     let vmlinux = kernel::uncompressed(&package.file(&format!("boot/vmlinuz-{release}"))?)?;
-    // Where the file system is merged the modules are under usr.
-    let places = ["lib/modules", "usr/lib/modules"].map(|p| package.root.join(p).join(&release));
-    let place = places.iter().find(|p| p.is_dir()).unwrap_or(&places[0]);
-    let modules = kernel::Modules::scan(place)?;
     let order = modules.load_order(&WANTED_MODULES)?;
     let config = package.file(&format!("boot/config-{release}"))?;
     let config_text = fs::read_to_string(&config).map_err(io_error("read", &config))?;
@@ -221,16 +212,6 @@ fn is_static(elf: &[u8]) -> bool {
         (0..count).map(|i| word(table.checked_add(i * size)?)).collect::<Option<Vec<_>>>()
     };
     elf.starts_with(b"\x7fELF\x02\x01") && half(18) == Some(62) && header().is_some_and(|h| !h.contains(&PT_INTERP))
-}
-
-fn put(path: &Path, content: &[u8], bits: u32) -> Result<()> {
-    fs::write(path, content).map_err(io_error("write", path))?;
-    mode(path, bits)
-}
-
-/// Set after creation, so that nobody's umask gets into the manifest.
-fn mode(path: &Path, bits: u32) -> Result<()> {
-    fs::set_permissions(path, fs::Permissions::from_mode(bits)).map_err(io_error("set the mode of", path))
 }
 
 #[cfg(test)]

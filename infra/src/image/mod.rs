@@ -1,12 +1,14 @@
-//! Recipes that write workload folders (layout: `drums_common::workload`). A recipe changes nothing on the machine but
+//! Recipes that write workload folders (layout: `drums_common::workload`), and the image of a server. A recipe changes nothing on the machine but
 //! its output and its cache: packages are fetched and unpacked privately, never installed.
 
 pub mod debian;
 pub mod kernel;
 pub mod minimal;
+pub mod server;
 
 use std::{
-    io,
+    fs, io,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -27,6 +29,8 @@ pub enum ImageError {
     NotInPackage { package: String, path: String },
     #[error("{} is not a statically linked x86-64 program: build it with -C target-feature=+crt-static", .path.display())]
     NotStatic { path: PathBuf },
+    #[error("an image of a server is made by root, who alone can own its files; run it as root")]
+    NotRoot,
     #[error(transparent)]
     Workload(#[from] crate::workload::WorkloadError),
 }
@@ -53,4 +57,14 @@ pub(crate) fn run(command: &mut Command) -> Result<Output> {
         status: output.status.to_string(),
         stderr,
     })
+}
+
+pub(crate) fn put(path: &Path, content: &[u8], bits: u32) -> Result<()> {
+    fs::write(path, content).map_err(io_error("write", path))?;
+    mode(path, bits)
+}
+
+/// Set after creation, so that nobody's umask gets into the manifest.
+pub(crate) fn mode(path: &Path, bits: u32) -> Result<()> {
+    fs::set_permissions(path, fs::Permissions::from_mode(bits)).map_err(io_error("set the mode of", path))
 }

@@ -52,7 +52,7 @@ enum Task {
     KillMatrix(kill_matrix::KillMatrixArgs),
     /// Simulate hours of coordinator, agents and network by seed, every invariant checked after every event
     Sim(sim::SimArgs),
-    /// Build a workload tree and its manifest
+    /// Build a workload tree and its manifest, or the image of a server
     Image {
         #[command(subcommand)]
         recipe: Recipe,
@@ -64,6 +64,12 @@ enum Recipe {
     /// busybox and drums-guest
     Minimal {
         /// Folder to write the tree and its manifest into
+        #[arg(long)]
+        out: PathBuf,
+    },
+    /// A machine of a cloud: Debian with systemd and cloud-init, to be booted by QEMU (as root; some minutes, once)
+    Server {
+        /// Folder of the disk, the kernel, the initrd and server.json
         #[arg(long)]
         out: PathBuf,
     },
@@ -92,6 +98,7 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::KillMatrix(args) => kill_matrix::run(&args)?,
         Task::FaultWindows(args) => fault_windows::run(&args)?,
         Task::Bench { bench } => bench::run(&bench)?,
+        Task::Image { recipe: Recipe::Server { out } } => println!("{}  {}", image::server(&out)?, out.display()),
         Task::Image { recipe: Recipe::Minimal { out } } => println!("{}  {}", image::minimal(&out)?, out.display()),
     }
     Ok(ExitCode::SUCCESS)
