@@ -3,6 +3,7 @@
 pub mod cargo;
 pub mod cpio;
 pub mod fleet;
+pub mod guest;
 pub mod image;
 pub mod lab;
 pub mod leakgate;

@@ -88,7 +88,7 @@ class Guest(unittest.TestCase):
         self.assertIn("--property=DefaultDependencies=no --timer-property=DefaultDependencies=no", line)
 
     def user_data(self):
-        """As infra/ec2/src/user_data.rs fills it in."""
+        """As infra/provider/src/user_data.rs fills it in."""
         text = (GUEST / "user-data.sh").read_text()
         for name in re.findall("@FILE (.+?)@", text):
             path = (UNITS if name.endswith(".service") else GUEST) / name

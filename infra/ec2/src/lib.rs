@@ -12,7 +12,6 @@ mod launch;
 mod prices;
 mod schedules;
 mod shown;
-pub mod user_data;
 
 use async_trait::async_trait;
 use drums_common::{clock::Micros, ids::InstallationId};

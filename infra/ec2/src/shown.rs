@@ -14,10 +14,11 @@ use aws_sdk_ec2::{
 use drums_provider::{
     cloud::{Call, KillSchedule, LaunchOrder, Shows},
     failure::{CloudError, FailureKind},
+    user_data::Guest,
 };
 use serde_json::Value;
 
-use crate::{Ec2, failed::unreadable, launch, schedules, user_data::Guest};
+use crate::{Ec2, failed::unreadable, launch, schedules};
 
 /// As long as what a host is given: an enrolment token, and a presigned URL with the token of a session in it.
 const TOKEN_CHARS: usize = 400;

@@ -30,4 +30,5 @@ pub mod spend;
 pub mod sweep;
 pub mod tags;
 pub mod token;
+pub mod user_data;
 pub mod words;

@@ -12,7 +12,7 @@ use drums_common::{
     clock::Micros,
     ids::{HostId, InstallationId},
 };
-use drums_ec2::{Ec2, Keys, Settings, user_data::Guest};
+use drums_ec2::{Ec2, Keys, Settings};
 use drums_provider::{
     cloud::{
         Cloud as _, ImageSource, Instance, LaunchOrder, Market, Placement, Recipe, ScheduleSetup, UserData, VolumeKind,
@@ -20,6 +20,7 @@ use drums_provider::{
     deadline::Campaign,
     failure::CloudError,
     host::OwnedHost,
+    user_data::Guest,
     words::{InstanceProfile, Region},
 };
 use serde_json::{Value, json};

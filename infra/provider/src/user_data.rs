@@ -1,7 +1,7 @@
 //! User data of a host: the deadline's timer first, then the agent. Templates: `infra/cloud/guest`, units: `infra/units`.
 
+use crate::cloud::UserData;
 use drums_common::clock::Micros;
-use drums_provider::cloud::UserData;
 
 const TEMPLATE: &str = include_str!("../../cloud/guest/user-data.sh");
 const FILES: [(&str, &str); 6] = [

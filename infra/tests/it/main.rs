@@ -1,0 +1,3 @@
+//! Tests of the infrastructure with machines that boot.
+
+mod live_guest;
