@@ -50,8 +50,11 @@ test: prepare-test ## Everything that is checked: `cargo xtask check`, then all 
 
 # The programs of the virtual environment that infra/prepare made for the tests' AWS.
 EMULATOR := $(CACHE)/drumsbench/moto/bin
+SERVER := $(CARGO_TARGET_DIR)/images/server
 test-ec2: prepare-test ## What runs in AWS: the tests' own AWS, what is deployed there, and the package that calls it
-	cd infra/emulator && $(EMULATOR)/python -m unittest discover -b -t . -s tests
+	cargo build --locked $(ALL) --bins --tests
+	"$$CARGO_TARGET_DIR/debug/xtask" image server --out "$(SERVER)"
+	cd infra/emulator && DRUMS_SERVER_IMAGE="$(SERVER)" $(EMULATOR)/python -m unittest discover -b -t . -s tests
 	cd infra/cloud && PYTHONPATH=../emulator $(EMULATOR)/python -m unittest discover -b -t . -s checks
 	infra/ec2/cargo clippy
 	infra/ec2/cargo nextest

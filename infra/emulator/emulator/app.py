@@ -11,6 +11,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from . import attributes, control, wire
 from .clock import Clock
 from .faults import Faults
+from .guests import Guests
 from .iam import Iam
 from .machines import Machines
 from .metrics import Metrics
@@ -40,12 +41,25 @@ class Emulator:
         self.machines = Machines(self.clock)
         self.schedules = Schedules(self.clock, self.iam.role_may, self.journal.add)
         self.pricing, self.metrics, self.quotas = Pricing(), Metrics(self.clock), Quotas()
+        self.machines.guests = self.guests = Guests(self.clock, self._powered_off, self._lost)
         self.lock = threading.RLock()
         self._moto = DomainDispatcherApplication(create_backend_app)
 
     def tick(self):
         with self.lock:
             self.clock.tick()
+
+    # A guest's end, told on a thread of its own.
+
+    def _powered_off(self, instance_id):
+        with self.lock:
+            self.journal.add({"by": "guest", "action": "poweroff", "ids": [instance_id]})
+            self.machines.guest(instance_id, "poweroff")
+
+    def _lost(self, instance_id):
+        """To EC2 it is still running, as a host whose hardware failed."""
+        with self.lock:
+            self.journal.add({"by": "guest", "action": "lost", "ids": [instance_id]})
 
     def __call__(self, environ, start_response):
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))

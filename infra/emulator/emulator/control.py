@@ -5,10 +5,13 @@
     GET  clock               {"now": seconds since 1970}
     POST clock               {"now": S} or {"advance_s": S}: sets it; what is due by then has happened when this returns
     POST settings            {"seconds": {"shutting-down": null}}, {"prices": {"us-east-1": {"c8i.large": "0.09"}}}, {"quotas": {...}}
+    POST settings            {"server_image": FOLDER}: what is launched from now on boots it (see guests.py); null: nothing is
+    GET  console?instance=I  {"pid": QEMU's, "text": what its guest said so far}
     GET  network?region=R    {"subnets": [[id, zone], ...], "security_group": id}: what every account has at first
     POST role                {"profile": NAME}: a role and an instance profile of that name, as the stack makes them
     GET  instances           each one in every region, as it is
-    POST guest               {"instance": "i-...", "event": "poweroff"}: what the guest does to its machine
+    POST guest               {"instance": "i-...", "event": "poweroff"}: what the guest does to its machine, where there is none;
+                             "hang", "resume", "reset", "cut": what is done to one that was booted
     POST edit                {"instance": "i-...", "disable_api_stop": true, "tags": {...}}: by someone (see attributes.py)
     POST principals          {"AKIA...": {"policy": "coordinator", "tags": {}, "state": "revoked"}}; null forgets one
     GET  grants              of each policy what it allows, and what of it was not used
@@ -20,7 +23,7 @@ from urllib.parse import parse_qs
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 
-from . import ACCOUNT, attributes, wire
+from . import ACCOUNT, attributes, guests, wire
 
 PREFIX = "/_emulator/"
 
@@ -35,6 +38,7 @@ def answer(emulator, environ, body):
         ("GET", "clock"): lambda _: {"now": emulator.clock.now()},
         ("POST", "clock"): lambda asked: _set_clock(emulator.clock, asked),
         ("POST", "settings"): lambda asked: _set(emulator, asked),
+        ("GET", "console"): lambda _: _console(emulator.guests.of(query["instance"][0])),
         ("GET", "network"): lambda _: _network(query["region"][0]),
         ("GET", "instances"): lambda _: emulator.machines.shown(),
         ("POST", "role"): lambda asked: _role(asked["profile"]),
@@ -57,10 +61,13 @@ def _set_clock(clock, asked):
 
 
 def _set(emulator, asked):
-    unknown = set(asked) - {"seconds", "prices", "quotas"} | set(asked.get("seconds", {})) - set(emulator.machines.seconds)
+    known = {"seconds", "prices", "quotas", "server_image"}
+    unknown = set(asked) - known | set(asked.get("seconds", {})) - set(emulator.machines.seconds)
     if unknown:
         raise ValueError(f"there is no setting {', '.join(sorted(unknown))}")
     emulator.machines.seconds |= asked.get("seconds", {})
+    if "server_image" in asked:
+        emulator.guests.use(asked["server_image"])
     emulator.quotas.limits |= asked.get("quotas", {})
     for region, prices in asked.get("prices", {}).items():
         emulator.pricing.prices[region] = prices
@@ -83,8 +90,17 @@ def _role(name):
 
 
 def _guest(emulator, asked):
-    emulator.machines.guest(asked["instance"], asked["event"])
-    emulator.journal.add({"by": "guest", "action": asked["event"], "ids": [asked["instance"]]})
+    instance, event = asked["instance"], asked["event"]
+    if event in guests.ACTS:
+        emulator.guests.act(instance, event)
+        emulator.journal.add({"by": "someone", "action": event, "ids": [instance]})
+        return
+    emulator.machines.guest(instance, event)
+    emulator.journal.add({"by": "guest", "action": event, "ids": [instance]})
+
+
+def _console(guest):
+    return {"pid": guest.pid, "text": guest.console()}
 
 
 def _edit(emulator, asked):

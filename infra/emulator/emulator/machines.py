@@ -37,6 +37,7 @@ class Machines:
         self.seconds = {"pending": 0, "stopping": 0, "shutting-down": 0}
         self.tokens = {}
         self.changes = {}  # instance → (when, what happens then)
+        self.guests = None  # set by the emulator, which knows what their ends mean
         self._call = threading.local()
         clock.sources.append(self)
         self._install()
@@ -53,6 +54,7 @@ class Machines:
                 instance.cpu_options = getattr(machines._call, "cpu_options", None)
                 attributes.as_launched(instance, getattr(machines._call, "params", {}))
                 machines._enter(instance, "pending", 0, lambda i=instance: i.start())
+                machines.guests.start(instance.id, _text(instance.user_data))
             return reservation
 
         def terminate(instance):
@@ -79,6 +81,9 @@ class Machines:
     def _enter(self, instance, state, code, then):
         """Into a state that ends after its seconds; at once if they are none."""
         instance._state = InstanceState(state, code)
+        if state != "pending":
+            # However long it stays in that state: nobody in it runs any more.
+            self.guests.end(instance.id)
         seconds = self.seconds[state]
         if seconds == 0:
             self.changes.pop(instance, None)
