@@ -43,14 +43,15 @@ def main():
     server = make_server("127.0.0.1", 0, emulator, threaded=True, request_handler=Handler)
     server.daemon_threads = True
     if args.with_parent:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=_end_with_parent, args=(emulator,), daemon=True).start()
     threading.Thread(target=_tick, args=(emulator,), daemon=True).start()
     print(json.dumps({"endpoint": f"http://127.0.0.1:{server.server_port}", "pid": os.getpid()}), flush=True)
     server.serve_forever()
 
 
-def _end_with_parent():
+def _end_with_parent(emulator):
     sys.stdin.buffer.read()
+    emulator.guests.close()
     os._exit(0)
 
 

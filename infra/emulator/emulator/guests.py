@@ -51,6 +51,11 @@ class Guests:
         if guest := self.running.pop(instance_id, None):
             guest.end()
 
+    def close(self):
+        """Of those that still run nothing is left behind."""
+        for instance_id in list(self.running):
+            self.end(instance_id)
+
     def act(self, instance_id, act):
         self.of(instance_id).ask(*ACTS[act])
 
@@ -67,7 +72,7 @@ class Guests:
 class Guest:
     def __init__(self, image, instance_id, user_data, now, over):
         self._id, self._over = instance_id, over
-        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="drums-guest-"))
+        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="drums-emulated-guest-"))
         self._answers, self._answered = {}, threading.Condition()
         self._asked = 0
         self._ended = False

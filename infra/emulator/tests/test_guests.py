@@ -1,7 +1,9 @@
 """Instances with guests that boot. On the machine's own clock: theirs runs with it."""
 
+import glob
 import os
 import pathlib
+import tempfile
 import time
 import unittest
 
@@ -13,6 +15,20 @@ POWER_OFF = "#cloud-boothook\n#!/bin/sh\npoweroff -f\n"
 
 
 class Guests(PeerCase):
+    @classmethod
+    def setUpClass(cls):
+        # After the emulator's end, which is asked for last.
+        cls.addClassCleanup(cls._nothing_is_left, cls._folders())
+        super().setUpClass()
+
+    @staticmethod
+    def _folders():
+        return set(glob.glob(f"{tempfile.gettempdir()}/drums-emulated-guest-*"))
+
+    @classmethod
+    def _nothing_is_left(cls, before):
+        assert cls._folders() <= before, "a guest's folder is left"
+
     def until(self, what, holds):
         """There is no event of the emulator's to wait for: it is asked again."""
         end = time.monotonic() + PATIENCE_S
@@ -69,3 +85,5 @@ class Guests(PeerCase):
         self.assertEqual((self.guests_acts(id_), self.state(id_)), (["lost"], "running"))
         self.client("ec2").terminate_instances(InstanceIds=[id_])
         self.assertEqual(self.state(id_), "terminated")
+        # One that still runs at the end.
+        self.launch(self.client("ec2"), UserData=POWER_OFF)
