@@ -36,7 +36,7 @@ pub enum IdentityConfigError {
     #[error("cannot read identity.certificates.{region}, {}", path.display())]
     Read { region: Region, path: PathBuf, source: io::Error },
     #[error("identity.certificates.{region}, {}, is not acceptable", path.display())]
-    Bad { region: Region, path: PathBuf, source: BadCertificate },
+    Bad { region: Region, path: PathBuf, source: Box<BadCertificate> },
 }
 
 impl IdentityConfig {
@@ -49,7 +49,8 @@ impl IdentityConfig {
         for (region, path) in &self.certificates {
             let pem = read(region, path)?;
             let alone = Certificates::new([(region.clone(), pem.as_str())]);
-            alone.map_err(|source| IdentityConfigError::Bad { region: region.clone(), path: path.clone(), source })?;
+            let bad = |e| IdentityConfigError::Bad { region: region.clone(), path: path.clone(), source: Box::new(e) };
+            alone.map_err(bad)?;
             pems.push((region, pem));
         }
         let all = Certificates::new(pems.iter().map(|(region, pem)| ((*region).clone(), pem.as_str())));
