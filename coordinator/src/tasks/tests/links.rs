@@ -14,9 +14,11 @@ const LOSING: u8 = 3;
 const STANDING: u8 = 4;
 
 /// A store whose answers are lost or late when told so, and two ends: somebody stands, and may go on.
-fn odd_store(home: &Path) -> (StoreHandle, Arc<AtomicU8>, std::sync::mpsc::Receiver<()>, std::sync::mpsc::Sender<()>) {
-    let (tell, told) = std::sync::mpsc::channel();
-    let (go, on) = std::sync::mpsc::channel();
+fn odd_store(
+    home: &Path,
+) -> (StoreHandle, Arc<AtomicU8>, std::sync::mpsc::Receiver<()>, std::sync::mpsc::SyncSender<()>) {
+    let (tell, told) = std::sync::mpsc::sync_channel(1);
+    let (go, on) = std::sync::mpsc::sync_channel(1);
     let on = Mutex::new(on);
     let mode = Arc::new(AtomicU8::new(FINE));
     let asked = mode.clone();
