@@ -200,7 +200,9 @@ fn who_asks_for_json_has_the_error_as_json_too() {
     for (arguments, code, exit) in
         [(["register", spec], "bad-spec", 2), (["cancel", "run-0123456789ab"], "unreachable", 3)]
     {
-        let output = drumsctl(&dir.path().join("home"), &arguments).arg("--json").output().unwrap();
+        let ask = || drumsctl(&dir.path().join("home"), &arguments);
+        assert!(ask().output().unwrap().stdout.is_empty());
+        let output = ask().arg("--json").output().unwrap();
         assert!(output.stdout.is_empty());
         let last = said(&output).lines().last().unwrap().to_owned();
         let error = serde_json::from_str::<serde_json::Value>(&last).unwrap()["error"].take();

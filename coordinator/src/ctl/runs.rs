@@ -237,19 +237,22 @@ pub(super) async fn cancel(global: &Global, c: Cancel) -> Result<ExitCode, CtlEr
         }
     };
     let (out, failed) = cancel_each(&client, &runs).await;
-    if global.json {
-        output::json(&RunsView { runs: out })?;
-    } else if out.is_empty() {
-        say!("no run is open")?;
-    } else {
-        for r in out {
-            say!("{} is {}: {}", r.run, r.phase, r.ending.unwrap_or_default())?;
-        }
-    }
     // All that were open are to end, and one that closed meanwhile has.
     let over = |e: &CtlError| c.all && matches!(e, CtlError::Refused(f) if f.code == "closed");
     let mut failed = failed.into_iter().filter(|(_, e)| !over(e));
-    let Some((_, first)) = failed.next() else { return Ok(ExitCode::SUCCESS) };
+    let first = failed.next();
+    match (out.is_empty(), &first) {
+        // Nothing came of it but the error.
+        (true, Some(_)) => {}
+        _ if global.json => output::json(&RunsView { runs: out })?,
+        (true, None) => say!("no run is open")?,
+        (false, _) => {
+            for r in out {
+                say!("{} is {}: {}", r.run, r.phase, r.ending.unwrap_or_default())?;
+            }
+        }
+    }
+    let Some((_, first)) = first else { return Ok(ExitCode::SUCCESS) };
     for (run, e) in failed {
         note!("{run} is not cancelled either: {}", chain(&e));
     }
